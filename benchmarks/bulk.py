@@ -29,7 +29,7 @@ from served_models import DIGITS, under_load
 
 from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.exported import ExportOptions, export
+from saccade.exporter.export import ExportOptions, export
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.client.client import Client

@@ -40,7 +40,7 @@ from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
 from saccade.exporter.policy.answers import Answers, CalibratedVariant, VariantAnswers, answers_of
-from saccade.exporter.policy.certify import Certified, Chain, certify, front
+from saccade.exporter.policy.certify import Certificate, Chain, certify, front
 from saccade.exporter.runtimes.runners import Runner, run_in_batches
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.model_repository.router.confidence import confidence
@@ -183,7 +183,7 @@ def one_split(whole: Population, against: Any, seed: int) -> dict[float, dict[st
         one.risk: met(whole, other, one.chain, answers, against)
         | {"control": met(whole, other, control, answers, against)["risk"]}
         for one, control in zip(found, untested(answers, against), strict=True)
-        if isinstance(one, Certified)
+        if isinstance(one, Certificate)
     }
 
 
@@ -253,7 +253,7 @@ def speeds(
         name: lambda model=model: model(images).argmax(-1) for name, model in fixed.items()
     }
     found = certify(answers, RISKS, confidence=CONFIDENCE, against=against, steps=STEPS)
-    chains = {f"{one.risk:g}": one.chain for one in found if isinstance(one, Certified)}
+    chains = {f"{one.risk:g}": one.chain for one in found if isinstance(one, Certificate)}
     for name, chain in chains.items():
         cascade = Cascade(chain, answers.variants)
         calls[name] = lambda cascade=cascade: cascade.run(models, images)

@@ -31,10 +31,10 @@ from saccade.core.errors import GateFailed, SaccadeError
 from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import FileEntry, Manifest
-from saccade.exporter.exported import ExportOptions, export
+from saccade.exporter.export import ExportOptions, export
 from saccade.exporter.gate.gate import candidates_of, measure
 from saccade.exporter.gate.metrics import exceeded
-from saccade.exporter.gate.reference import Expected, Reference
+from saccade.exporter.gate.reference import ExpectedAnswers, Reference
 from saccade.exporter.graph.half_graph import activation_ranges, check_ranges
 from saccade.exporter.graph.samples import THOROUGH, calibration_inputs, gate_sizes
 from saccade.models.interface import component_named
@@ -92,7 +92,7 @@ def _of_file(
         yield {"file": manifest.variant.name, "fault": fault, **found}
 
 
-def _expected(reference: Reference, manifest: Manifest) -> Expected:
+def _expected(reference: Reference, manifest: Manifest) -> ExpectedAnswers:
     entry, outputs = manifest.variant, [spec.name for spec in manifest.outputs]
     found = reference.expected(reference.budget(entry), entry.role, outputs, 0)
     inputs, own = found.samples.inputs, cache(lambda: [*found.float32_answers(inputs)])
@@ -109,7 +109,7 @@ def _found(
     fault: str,
     manifest: Manifest,
     reference: Reference,
-    expected: Expected,
+    expected: ExpectedAnswers,
 ) -> list[str]:
     """Return the figures that exceed their threshold; empty if the fault was not found."""
     entry = manifest.variant

@@ -11,7 +11,7 @@ import numpy as np
 from result_file import BUILD
 
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.exported import ExportOptions, export
+from saccade.exporter.export import ExportOptions, export
 from saccade.models.checkpoint import save
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.preprocessing import Preprocessing

@@ -27,7 +27,7 @@ from saccade.core.machine import this_machine
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.tasks import EvaluateOptions
-from saccade.exporter.exported import ExportOptions, export
+from saccade.exporter.export import ExportOptions, export
 from saccade.models.checkpoint import load
 from saccade.models.training.train import TrainOptions, train
 from saccade.serving.bench.bench import bench

@@ -30,7 +30,7 @@ from saccade.exporter.artefact.variant import variant_name
 from saccade.exporter.export_options import ExportOptions
 from saccade.exporter.gate.gate import candidates_of, measure
 from saccade.exporter.gate.metrics import exceeded
-from saccade.exporter.gate.reference import Expected, Reference, unbound
+from saccade.exporter.gate.reference import ExpectedAnswers, Reference, unbound
 from saccade.exporter.gate.report import VariantReport, loosened
 from saccade.exporter.graph.samples import calibration_inputs, gate_sizes, samples_of
 from saccade.exporter.graph.trial import made_here
@@ -94,7 +94,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class _Written:
+class _ExportedFile:
     """A file that the gate has not checked yet."""
 
     entry: VariantEntry
@@ -123,7 +123,7 @@ class _Job:
     def calibration(self, count: int) -> Arrays:
         return calibration_inputs(self.variant.reference.checkpoint, self.component, count)
 
-    def write(self, entry: VariantEntry, graph: "TypedGraph") -> _Written:
+    def write(self, entry: VariantEntry, graph: "TypedGraph") -> _ExportedFile:
         from saccade.exporter.graph.model_file import without_initializers, write_model
         from saccade.exporter.graph.precision import with_ops_inlined
         from saccade.plugins.onnx_model import check_nodes
@@ -137,9 +137,9 @@ class _Job:
         file = write_model(graph.proto, graph.weights, path)
         custom_ops = check_nodes(graph.proto)
         graph = replace(graph, proto=without_initializers(graph.proto), weights={})
-        return _Written(entry, graph, file, inlined_ops, custom_ops)
+        return _ExportedFile(entry, graph, file, inlined_ops, custom_ops)
 
-    def expected(self, written: _Written, advance: Advance = silent) -> Expected:
+    def expected(self, written: _ExportedFile, advance: Advance = silent) -> ExpectedAnswers:
         reference, variant = self.variant.reference, self.variant
         total = written.graph.count.cost(variant.parameters).multiply_adds.total
         role = self.component.role
@@ -149,7 +149,7 @@ class _Job:
 
     def gate(
         self,
-        written: _Written,
+        written: _ExportedFile,
         advance: Advance = silent,
         float32: Callable[[], Runner] | None = None,
     ) -> Parity:
@@ -221,7 +221,9 @@ def copied_component(
         yield copied
 
 
-def _traced(job: _Job, scratch: Path) -> tuple[dict[str, _Written], "QuantizationSource | None"]:
+def _traced(
+    job: _Job, scratch: Path
+) -> tuple[dict[str, _ExportedFile], "QuantizationSource | None"]:
     """Trace the folded model and write it in each precision; for int8, write what is quantized."""
     from saccade.exporter.graph.tracing import trace_component
     from saccade.exporter.quantization.source import source_of
@@ -229,7 +231,7 @@ def _traced(job: _Job, scratch: Path) -> tuple[dict[str, _Written], "Quantizatio
     reference, role = job.variant.reference, job.component.role
     folded = reference.folded(job.variant.budget)
     component, weights = component_named(folded, role), dict[str, Any]()
-    files: dict[str, _Written] = {}
+    files: dict[str, _ExportedFile] = {}
     float32, source = set[str](), None
 
     @cache
@@ -277,7 +279,9 @@ def _typed_graph(
     return checked_graph(entry.name, entry.role, precision, proto, weights, ranges, count)
 
 
-def _int8_file(job: _Job, source: "QuantizationSource") -> tuple[_Written, Parity, Quantization]:
+def _int8_file(
+    job: _Job, source: "QuantizationSource"
+) -> tuple[_ExportedFile, Parity, Quantization]:
     """Return the first int8 file that passes the gate and pays, with its figures.
 
     Raises: GateFailed, with the reason for each recipe, if there is none.
@@ -296,7 +300,7 @@ def _int8_file(job: _Job, source: "QuantizationSource") -> tuple[_Written, Parit
     def slow() -> Runner:
         return quantize.served_runner(source.path, check_nodes(source.graph()))
 
-    def speed(written: _Written) -> float:
+    def speed(written: _ExportedFile) -> float:
         job.expected(written, job.advance)  # its float64 model and the two sessions: not together
         path = job.folder / written.file.name
         return quantize.speed_over(
@@ -326,7 +330,7 @@ def _int8_file(job: _Job, source: "QuantizationSource") -> tuple[_Written, Parit
 
 def _int8_candidates(
     job: _Job, entry: VariantEntry, quantized: Iterator[tuple[QuantizationRecipe, Any]]
-) -> Iterator[tuple[str, _Written | SaccadeError]]:
+) -> Iterator[tuple[str, _ExportedFile | SaccadeError]]:
     """Yield the file of each recipe; an error if its islands leave too little in int8."""
     from saccade.exporter.graph.cost import count_of
     from saccade.exporter.graph.precision import checked_graph
@@ -349,7 +353,7 @@ def _int8_candidates(
 
 
 def _manifest(
-    job: _Job, written: _Written, parity: Parity, quantization: Quantization | None
+    job: _Job, written: _ExportedFile, parity: Parity, quantization: Quantization | None
 ) -> Manifest:
     from saccade.exporter.graph.canonical import tensor_specs
     from saccade.exporter.graph.layer_types import opset_of

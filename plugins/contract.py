@@ -6,12 +6,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.core.schema import Range
+
+_Execution = Literal["kernels", "bodies"]
+Ops = _Execution | None  # None: the file has no custom op
+OPS: tuple[str, ...] = get_args(_Execution)
+
 
 DOMAIN, VERSION = "saccade", 1
 # Types of an op's main tensors; half precision is computed in float32.

@@ -104,7 +104,7 @@ def tiny_folder(tiny_checkpoint: Path) -> Path:
     from folder_store import stored
     from traced_graphs import traced_once
 
-    from saccade.exporter.exported import ExportOptions, export
+    from saccade.exporter.export import ExportOptions, export
 
     def make(place: Path) -> None:
         with traced_once():

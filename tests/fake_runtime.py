@@ -17,7 +17,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
 from saccade.exporter.runtimes.runtime import BuildOptions, Packages
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.model_checks import differences
 from saccade.serving.repository.preflight.report import Target

@@ -20,8 +20,8 @@ from saccade.models.nac.model import NAC, NACConfig, execute_layers
 from saccade.models.nac.read_in import ReadIn
 from saccade.models.nac.read_out import ConfidencePool, ReadOut, last_layer
 from saccade.models.nac.tokenizers import ConvNeXtTokenizer
-from saccade.models.official.conversion import Official, Reading
-from saccade.models.official.declared import declared
+from saccade.models.official.conversion import Original, Reading
+from saccade.models.official.json_files import declared
 from saccade.models.official.sources import nac, nac_forms
 from saccade.models.official.tables import Rows
 
@@ -202,7 +202,7 @@ def run_tokenizer(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Ten
     named = {f"input_tokenizer.{name}": value for name, value in leaves.items()}
     reading = Reading(case["id"], named)
     size = {"input_size": 16}  # where no grid of positions says it, any will do
-    given = nac_forms.image_fields(reading, Official(case["id"], named, config=size))
+    given = nac_forms.image_fields(reading, Original(case["id"], named, config=size))
     model = ConvNeXtTokenizer(NACConfig.from_dict(given | IMAGE))
     model.norm = nn.Identity()
     reading.take(nac.TOKENIZER)
@@ -238,7 +238,7 @@ def run_graph(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors
 
 def run_model(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
     """A whole model as `saccade convert` reads it, on scaled pixels."""
-    converted = nac.convert(Official(case["id"], leaves, config=case["config"]))
+    converted = nac.convert(Original(case["id"], leaves, config=case["config"]))
     model = NAC(NACConfig.from_dict(converted.config.to_dict() | IMAGE), fresh=False)
     pixels = inputs["image"].permute(0, 2, 3, 1) * 255
     weights = {name: weight for name, weight in converted.weights.items() if name != "module_order"}

@@ -16,7 +16,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.calibrate import Calibration, calibrate
 from saccade.exporter.policy.answers import VariantAnswers, answers_of
-from saccade.exporter.policy.certify import Certified, certify
+from saccade.exporter.policy.certify import Certificate, certify
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.policy.policy import (
     PolicyFile,
@@ -49,7 +49,7 @@ def write_policy(
         variants = [replace(variant, logits=logits[variant.name]) for variant in variants]
     answers = answers_of(variants, None, full=there[-1].name, seed=0)
     found = certify(answers, risks, confidence=CONFIDENCE, against="full", steps=STEPS)
-    passed = [one for one in found if isinstance(one, Certified)]
+    passed = [one for one in found if isinstance(one, Certificate)]
     assert len(passed) == len(risks)
     content = PolicyFile(
         name=name,

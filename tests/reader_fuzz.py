@@ -31,22 +31,22 @@ from saccade.exporter.artefact.manifest import read_manifest
 from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engine_manifest
 from saccade.models.catalogue import presets
 from saccade.models.checkpoint import load
-from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import load_data
-from saccade.models.data.own_texts import asked_split, captioned_split, load_contrasts
+from saccade.models.data.image_texts import captioned_split, load_contrasts, question_split
+from saccade.models.data.options import DataOptions
 from saccade.models.data.samples.point_clouds import read_points
 from saccade.models.data.samples.questions import open_questions
 from saccade.models.data.samples.sentences import open_captions
 from saccade.models.data.samples.source import DataDescription, RowUnreadable
-from saccade.models.data.segmented import segmented_images
+from saccade.models.data.segmented_images import segmented_images
 from saccade.models.data.token_states import token_states
 from saccade.models.families import FAMILIES, family_class
 from saccade.models.image_decoding import ImageRefused, decode
-from saccade.models.official.conversion import Official
-from saccade.models.official.declared import names_from, object_from
+from saccade.models.official.conversion import Original
 from saccade.models.official.hub_folder import config_beside
-from saccade.models.official.reading import read_tensors
+from saccade.models.official.json_files import names_from, object_from
 from saccade.models.official.sources import hugging_face
+from saccade.models.official.tensor_files import read_tensors
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo.ranking import read_selection
 from saccade.models.training.loop import read_state
@@ -120,7 +120,7 @@ def _mask_set(form: str) -> Callable[[Path], Any]:
 
 def _captioned(path: Path) -> Any:
     source = open_captions(str(path), DataDescription())
-    data = captioned_split(source, path.name, "all", preprocessing=_FITTED, asked=DataAsked())
+    data = captioned_split(source, path.name, "all", preprocessing=_FITTED, asked=DataOptions())
     return data.sha256
 
 
@@ -134,7 +134,7 @@ _QUESTIONS = "v2_OpenEnded_mscoco_train2014_questions.json"
 
 def _asked(path: Path) -> Any:
     source = open_questions(str(path.with_name(_QUESTIONS)), DataDescription())
-    data = asked_split(source, path.name, "all", preprocessing=_FITTED, asked=DataAsked())
+    data = question_split(source, path.name, "all", preprocessing=_FITTED, asked=DataOptions())
     return data.sha256
 
 
@@ -151,7 +151,7 @@ def _pairs(path: Path) -> None:
 
 
 def _contrasts(path: Path) -> Any:
-    return load_contrasts(str(path), None, DataAsked(), _FITTED, None).sha256
+    return load_contrasts(str(path), None, DataOptions(), _FITTED, None).sha256
 
 
 def _points(path: Path) -> Any:
@@ -182,7 +182,7 @@ def _hub(**changes: Any) -> Any:
     """Read a model of transformers with other JSON."""
     config = config_beside(_HUB / "model.safetensors", "transformers") or {}
     tensors = read_tensors(_HUB / "model.safetensors")
-    return hugging_face.convert(Official("x", tensors, config | changes))
+    return hugging_face.convert(Original("x", tensors, config | changes))
 
 
 def _hub_config(path: Path) -> Any:
@@ -190,7 +190,7 @@ def _hub_config(path: Path) -> Any:
     config = object_from(path, "config.json") or {}
     tensors = read_tensors(_HUB / "model.safetensors")
     given = {"preprocessor_config": processor["preprocessor_config"], **config}
-    return hugging_face.convert(Official("x", tensors, given))
+    return hugging_face.convert(Original("x", tensors, given))
 
 
 def _hub_images(path: Path) -> Any:

@@ -94,7 +94,7 @@ def exported(
     inline_ops: bool = False,
 ) -> Path:
     """Export that model; the gate uses few samples here, because it has separate tests."""
-    from saccade.exporter.exported import ExportOptions, export
+    from saccade.exporter.export import ExportOptions, export
 
     tiny(family, place / f"{family}.safetensors")
     options = ExportOptions(

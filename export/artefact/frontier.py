@@ -15,7 +15,7 @@ from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.artefact.manifest_checks import read_stored
 from saccade.exporter.artefact.variant import known_roles
 from saccade.models.scores.results import Interval, paired_bootstrap, paired_log_ratio
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 
 SCHEMA = "saccade.frontier"
 VERSION = 1

@@ -13,11 +13,11 @@ from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.classification import logits_of
 from saccade.exporter.evaluation.decisions import Decider
 from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, chunks, origin
-from saccade.exporter.evaluation.examples import Asked, ExampleSamples, labelled_answers
+from saccade.exporter.evaluation.examples import ExampleAnswers, ExampleSamples, labelled_answers
 from saccade.exporter.evaluation.scenes import QUESTIONS_A_SCENE, asked_scenes
 from saccade.exporter.evaluation.tasks import EvaluateOptions, Inputs
 from saccade.models.data.datasets import HELD_OUT
-from saccade.models.data.own_texts import own_questions
+from saccade.models.data.image_texts import own_questions
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.answers import normalized
 from saccade.models.scores.attention import zero_share
@@ -74,14 +74,14 @@ def questions_of(preprocessing: Preprocessing, options: EvaluateOptions, split: 
     drawn = own_questions(str(options.data), split, preprocessing, options.asked)
     source, places = drawn.source, drawn.places.tolist()
     return Questions(
-        drawn.dataset.images,
+        drawn.images,
         drawn.owner,
         list(drawn.texts()),
         [drawn.scores(question) for question in range(len(places))],
         [source.kind(place) for place in places],
         [source.type_of(place) for place in places],
         people=True,
-        **origin(drawn.dataset) | {"digest": lambda: drawn.sha256},
+        **origin(drawn),
     )
 
 
@@ -223,7 +223,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
 
 def vqa_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
-) -> Asked:
+) -> ExampleAnswers:
     """Return answers to the chosen questions."""
     asked = questions_of(models[0].images(), options, options.split or HELD_OUT)
     images = np.asarray(asked.images[asked.owner[chosen]])

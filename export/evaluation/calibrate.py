@@ -20,7 +20,7 @@ from saccade.exporter.evaluation.evaluated_model import (
 )
 from saccade.exporter.evaluation.tasks import tasks_of
 from saccade.exporter.policy.answers import Answers
-from saccade.exporter.policy.certify import Certified, NotCertified, certify
+from saccade.exporter.policy.certify import Certificate, MissingCertificate, certify
 from saccade.exporter.policy.options import MIN_ARI, CalibrateOptions
 from saccade.exporter.policy.policy import (
     Policy,
@@ -43,7 +43,7 @@ class Calibration:
 
     path: Path | None  # None: nothing was certified, so nothing was written
     content: PolicyFile | None
-    refused: tuple[NotCertified, ...]
+    refused: tuple[MissingCertificate, ...]
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -104,8 +104,8 @@ def calibrate(
         against=options.against,
         steps=options.steps,
     )
-    refused = tuple(one for one in certified if isinstance(one, NotCertified))
-    passed = [one for one in certified if isinstance(one, Certified)]
+    refused = tuple(one for one in certified if isinstance(one, MissingCertificate))
+    passed = [one for one in certified if isinstance(one, Certificate)]
     if not passed:
         return Calibration(None, None, refused)
     content = _content(folder, options, task, asked, measured[full], passed)
@@ -121,7 +121,7 @@ def _content(
     task: str,
     asked: AnsweredSamples,
     entry: FrontierEntry,
-    passed: Sequence[Certified],
+    passed: Sequence[Certificate],
 ) -> PolicyFile:
     """Return the policies without their answers' hash; `entry` is the full model's measurement."""
     data, answers = asked.data, asked.answers
@@ -289,7 +289,7 @@ def _full(
     return full.name
 
 
-def rendered(content: PolicyFile | None, refused: Sequence[NotCertified]) -> "Group":
+def rendered(content: PolicyFile | None, refused: Sequence[MissingCertificate]) -> "Group":
     """Return a row per policy, then what was not certified and why."""
     from rich.console import Group
     from rich.text import Text
@@ -341,7 +341,7 @@ def _chain(policy: Policy) -> str:
     return "\n".join(f"{step.variant}: {step.share:.0%}" for step in policy.steps)
 
 
-def refusal(one: NotCertified) -> str:
+def refusal(one: MissingCertificate) -> str:
     """Return why no policy of a risk was certified, and what to do."""
     if one.bound <= one.risk:
         return (

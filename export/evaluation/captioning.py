@@ -8,7 +8,7 @@ import numpy as np
 
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, chunks, origin
-from saccade.exporter.evaluation.examples import Asked, ExampleSamples, VariantAnswer
+from saccade.exporter.evaluation.examples import ExampleAnswers, ExampleSamples, VariantAnswer
 from saccade.exporter.evaluation.scenes import (
     CAPTIONED_SCENES,
     drawn_scenes,
@@ -18,7 +18,7 @@ from saccade.exporter.evaluation.scenes import (
 from saccade.exporter.evaluation.tasks import EvaluateOptions, Inputs
 from saccade.models.captioner.caption_search import SearchedCaption, best_captions, step_of
 from saccade.models.data.datasets import HELD_OUT
-from saccade.models.data.own_texts import own_captions
+from saccade.models.data.image_texts import own_captions
 from saccade.models.data.scene_texts import is_true
 from saccade.models.data.shapes import Object
 from saccade.models.preprocessing import Preprocessing
@@ -32,7 +32,7 @@ _RESAMPLES = 200  # of the corpus, each with its own score
 
 
 @dataclass(frozen=True)
-class Captioned(DataSplit):
+class CaptionData(DataSplit):
     """Images of one split with their captions.
 
     Shapes: images [n h w c] uint8, an array or `samples.images.Images`.
@@ -43,7 +43,7 @@ class Captioned(DataSplit):
     objects: Sequence[Sequence[Object]] = ()  # of scenes, which tell whether a sentence is true
 
 
-def captioned_of(preprocessing: Preprocessing, options: EvaluateOptions) -> Captioned:
+def captioned_of(preprocessing: Preprocessing, options: EvaluateOptions) -> CaptionData:
     """Return scenes with true sentences, or the user's images with their captions.
 
     Raises: SaccadeError if the data has no sentences, or does not fit the model.
@@ -55,11 +55,10 @@ def captioned_of(preprocessing: Preprocessing, options: EvaluateOptions) -> Capt
         texts = [text for group in truth for text in group]
         sha256 = scenes_sha256(drawn, texts)
         given = drawn.images, truth, drawn.objects
-        return Captioned(*given, name="shapes", digest=lambda: sha256)
+        return CaptionData(*given, name="shapes", digest=lambda: sha256)
     own = own_captions(str(options.data), options.split or HELD_OUT, preprocessing, options.asked)
-    data, most = own.dataset, slice(options.limit)
-    known = origin(data) | {"digest": lambda: own.sha256}
-    return Captioned(data.images[most], own.captions[most], **known)
+    most = slice(options.limit)
+    return CaptionData(own.images[most], own.captions[most], **origin(own))
 
 
 def caption(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
@@ -151,7 +150,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
 
 def caption_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
-) -> Asked:
+) -> ExampleAnswers:
     """Return captions, with the mean attention map over their words."""
     drawn = captioned_of(models[0].images(), options)
     truths = [known[0] for known in drawn.references]

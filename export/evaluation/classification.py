@@ -12,7 +12,7 @@ from saccade.core.errors import SaccadeError, ShapeError
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.decisions import Decider, Run
 from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, origin
-from saccade.exporter.evaluation.examples import Asked, ExampleSamples, labelled_answers
+from saccade.exporter.evaluation.examples import ExampleAnswers, ExampleSamples, labelled_answers
 from saccade.exporter.evaluation.tasks import EvaluateOptions, Inputs
 from saccade.models.data.datasets import (
     HELD_OUT,
@@ -33,7 +33,7 @@ from saccade.models.data.listops import (
 )
 from saccade.models.data.samples.images import pixels_sha256
 from saccade.models.data.samples.source import DataDescription
-from saccade.models.data.sequences import Takes, sequences
+from saccade.models.data.sequences import ModelInputs, sequences
 from saccade.models.data.splits import SPLITS, drawn_rows, stratified_split
 from saccade.models.data.token_states import SUFFIXES, token_states
 from saccade.models.scores.classification import (
@@ -49,7 +49,7 @@ _TOP5_CLASSES = 6  # with fewer classes, top-5 is nearly always right
 
 
 @dataclass(frozen=True)
-class Labelled(DataSplit):
+class LabeledInputs(DataSplit):
     """One split of the data in the form of the model's inputs.
 
     Shapes: inputs [n ...] by name, labels [n] int64.
@@ -74,7 +74,7 @@ def top1(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     return model.result("top1", data, proportions, right)
 
 
-def test_inputs(model: EvaluatedModel, options: EvaluateOptions) -> Labelled:
+def test_inputs(model: EvaluatedModel, options: EvaluateOptions) -> LabeledInputs:
     """Return the samples for top-1: images, token states or ListOps, depending on the model.
 
     Raises: SaccadeError if the data does not fit it.
@@ -82,7 +82,7 @@ def test_inputs(model: EvaluatedModel, options: EvaluateOptions) -> Labelled:
     return split_inputs(model, options, options.split or HELD_OUT)
 
 
-def split_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:
+def split_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> LabeledInputs:
     """The samples of one split, whatever the model takes.
 
     Raises: SaccadeError if the data does not fit it.
@@ -109,18 +109,18 @@ def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decid
     return Decider(logits_of(model), logits_of, data.inputs, data.labels, **origin(data))
 
 
-def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:
+def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> LabeledInputs:
     """Return one split of labeled images, or of whatever else the model takes.
 
     Raises: SaccadeError if the data does not fit it.
     """
-    taken = Takes.of(
+    taken = ModelInputs.of(
         {spec.name: spec.shape for spec in model.component("", "image").inputs},
         model.runtime_metadata.get("vocabulary", ()),
     )
     if taken.is_image:
         data = labelled_images(model, options, split)
-        return Labelled({"image": data.images}, data.labels, data.class_names, **origin(data))
+        return LabeledInputs({"image": data.images}, data.labels, data.class_names, **origin(data))
     if options.data is None:
         what = "token states" if taken.kind == "tokens" else taken.kind
         raise SaccadeError(
@@ -130,7 +130,9 @@ def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str)
     return _sequences(options.data, split, taken, options)
 
 
-def _sequences(path: str, split: str, taken: Takes, options: EvaluateOptions) -> Labelled:
+def _sequences(
+    path: str, split: str, taken: ModelInputs, options: EvaluateOptions
+) -> LabeledInputs:
     """Return `limit` samples of one split; token states stay in their file if large."""
     if taken.plain_tokens and Path(path).suffix.lower() in SUFFIXES:
         texts = token_states(path, split, DataDescription.of(options.labels, options.data_root))
@@ -141,10 +143,12 @@ def _sequences(path: str, split: str, taken: Takes, options: EvaluateOptions) ->
             )
         inputs, labels = _limited(texts.inputs, texts.labels, options.limit)
         given = inputs, labels, texts.class_names
-        return Labelled(*given, name=texts.name, digest=lambda: texts.sha256, split=texts.split)
+        return LabeledInputs(
+            *given, name=texts.name, digest=lambda: texts.sha256, split=texts.split
+        )
     found = sequences(path, split, taken, options.asked)
     inputs, labels = _limited(found.inputs, found.labels, options.limit)
-    return Labelled(inputs, labels, found.class_names, **origin(found))
+    return LabeledInputs(inputs, labels, found.class_names, **origin(found))
 
 
 def _limited(
@@ -167,7 +171,7 @@ def labelled_images(model: EvaluatedModel, options: EvaluateOptions, split: str)
     return data.first(options.limit)
 
 
-def of_model(model: EvaluatedModel, data: Labelled) -> Labelled:
+def of_model(model: EvaluatedModel, data: LabeledInputs) -> LabeledInputs:
     """Return the data with the model's labels: by name, or by number if it has no names.
 
     The data may lack some of the model's classes, and have them in another order.
@@ -198,7 +202,9 @@ def _first_names(names: tuple[str, ...]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def _expressions(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled | None:
+def _expressions(
+    model: EvaluatedModel, options: EvaluateOptions, split: str
+) -> LabeledInputs | None:
     """Return ListOps expressions for a model that reads their characters or text, or None."""
     shapes = {spec.name: spec.shape for spec in model.component("").inputs}
     kind = next((name for name in ("characters", "bytes") if name in shapes), None)
@@ -222,7 +228,7 @@ def _expressions(model: EvaluatedModel, options: EvaluateOptions, split: str) ->
     labels = np.concatenate([part.labels for part in drawn])[most]
     hashes = [part.sha256 for part in drawn]
     digest = partial(joined_sha256, hashes)
-    return Labelled(inputs, labels, CLASS_NAMES, name="listops", digest=digest, split=split)
+    return LabeledInputs(inputs, labels, CLASS_NAMES, name="listops", digest=digest, split=split)
 
 
 def _drawn(kind: str, most: int, split: str, count: int | None) -> Expressions:
@@ -238,7 +244,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     Raises: SaccadeError if no data fits the model.
     """
     role = variant.main.variant.role
-    taken = Takes.of(
+    taken = ModelInputs.of(
         {spec.name: spec.shape for spec in variant.main.inputs},
         variant.runtime_metadata.get("vocabulary", ()),
     )
@@ -254,7 +260,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
 
 def labelled_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
-) -> Asked:
+) -> ExampleAnswers:
     """Return the most probable label of the chosen images or expressions."""
     data = of_model(models[0], test_inputs(models[0], options))
     inputs = {name: array[chosen] for name, array in data.inputs.items()}
@@ -319,13 +325,13 @@ def probe(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
 
 
 @dataclass(frozen=True)
-class _Coded:
+class _Embeddings:
     """Samples and their embeddings.
 
     Shapes: codes [n e], labels [n].
     """
 
-    data: Labelled
+    data: LabeledInputs
     codes: np.ndarray
     labels: np.ndarray
 
@@ -333,15 +339,15 @@ class _Coded:
     def pair(self) -> tuple[np.ndarray, np.ndarray]:
         return self.codes, self.labels
 
-    def part(self, rows: np.ndarray) -> "_Coded":
-        return _Coded(self.data, self.codes[rows], self.labels[rows])
+    def part(self, rows: np.ndarray) -> "_Embeddings":
+        return _Embeddings(self.data, self.codes[rows], self.labels[rows])
 
 
 def _result(
     model: EvaluatedModel,
     task: str,
     name: str,
-    test: Labelled,
+    test: LabeledInputs,
     labels: np.ndarray,
     protocol: str = "",
 ) -> EvaluationResult:
@@ -360,7 +366,7 @@ def _scored(options: EvaluateOptions) -> str:
 
 def _coded(
     model: EvaluatedModel, options: EvaluateOptions, split: str, output: str = "embedding"
-) -> _Coded:
+) -> _Embeddings:
     data = labelled_inputs(model, options, split)
     outputs = model.component("", "image")(data.inputs)
     if output not in outputs:
@@ -369,4 +375,4 @@ def _coded(
             f"its last blocks. Export a SPARO that has one with --outputs {output}, or choose "
             "--probe adamw."
         )
-    return _Coded(data, outputs[output], data.labels)
+    return _Embeddings(data, outputs[output], data.labels)

@@ -22,7 +22,7 @@ from saccade.exporter.evaluation.tasks import EvaluateOptions, task_asked
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.checkpoint_folder import checkpoint_file
-from saccade.models.data.loaded_once import loaded_once
+from saccade.models.data.options import loaded_once
 from saccade.models.entry import imported
 from saccade.models.scores.results import EvaluationResult, Score
 

@@ -23,7 +23,7 @@ from saccade.models.checkpoint_format import AUTHORS_DATA, GENERATED_DATA
 from saccade.models.interface import Arrays, Family, TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.results import EvaluationResult, Score
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 
 _BATCH = 32
 

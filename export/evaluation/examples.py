@@ -53,7 +53,7 @@ class ExampleSamples:
     truths: Sequence[str]
 
 
-Asked = tuple[ExampleSamples, Sequence[Sequence[VariantAnswer]]]
+ExampleAnswers = tuple[ExampleSamples, Sequence[Sequence[VariantAnswer]]]
 
 
 def examples_of(
@@ -71,7 +71,7 @@ def examples_of(
     if not task.examples:
         return ()
     chosen = chosen_samples([values[model.name] for model in models])
-    ask: Callable[..., Asked] = imported(task.examples)
+    ask: Callable[..., ExampleAnswers] = imported(task.examples)
     samples, answers = ask(models, options, chosen)
     return tuple(
         Example(

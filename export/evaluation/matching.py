@@ -14,10 +14,9 @@ from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.classification import labelled_images
 from saccade.exporter.evaluation.decisions import Decider, Run
 from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, origin
-from saccade.exporter.evaluation.examples import Asked, ExampleSamples, labelled_answers
-from saccade.exporter.evaluation.scenes import described_scenes
+from saccade.exporter.evaluation.examples import ExampleAnswers, ExampleSamples, labelled_answers
+from saccade.exporter.evaluation.scenes import SceneCaptions, described_scenes
 from saccade.exporter.evaluation.tasks import EvaluateOptions, Inputs
-from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import (
     HELD_OUT,
     Dataset,
@@ -25,7 +24,8 @@ from saccade.models.data.datasets import (
     load_data,
     unlabelled_images,
 )
-from saccade.models.data.own_texts import Contrasts, has_sentences, load_contrasts, load_pairs
+from saccade.models.data.image_texts import Contrasts, has_sentences, load_contrasts, load_pairs
+from saccade.models.data.options import DataOptions
 from saccade.models.data.samples.images import pixels_sha256
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
@@ -130,7 +130,7 @@ def _classifier(
 
 
 @dataclass(frozen=True)
-class _Said(DataSplit):
+class _SentenceData(DataSplit):
     """Images and sentences about them: generated scenes, or the user's.
 
     Shapes: images [n h w c] uint8, owner [m], the place of the image of each sentence.
@@ -141,16 +141,16 @@ class _Said(DataSplit):
     owner: np.ndarray
 
 
-def _said(model: EvaluatedModel, options: EvaluateOptions) -> _Said:
+def _said(model: EvaluatedModel, options: EvaluateOptions) -> _SentenceData:
     if options.data in _SCENES:
         drawn = described_scenes(model.images(), options)
         owner = np.arange(len(drawn.images))
         given = drawn.images, drawn.captions, owner
-        return _Said(*given, name=drawn.data, digest=lambda: drawn.sha256)
+        return _SentenceData(*given, name=drawn.data, digest=lambda: drawn.sha256)
     split = options.split or HELD_OUT
     pairs = load_pairs(options.data or "", split, options.asked, model.images())
     pairs = pairs.first(options.limit)
-    return _Said(pairs.images, *pairs.spread(), **origin(pairs))
+    return _SentenceData(pairs.images, *pairs.spread(), **origin(pairs))
 
 
 def retrieval(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
@@ -172,24 +172,22 @@ def retrieval(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResu
 
 def hard_negatives(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """Score the share of false sentences less similar to the image than the true one, by kind."""
+    told: SceneCaptions | Contrasts
     if options.data in _SCENES:
-        scenes = described_scenes(model.images(), options)
-        captions = [scenes.captions[owner] for owner in scenes.owner]
-        told = Contrasts(
-            scenes.images, np.zeros(len(scenes.images), np.int64), ("",), scenes.data,
-            lambda: scenes.sha256, "", rows=scenes.owner, owner=scenes.owner, captions=captions,
-            negatives=scenes.negatives, kinds=scenes.kinds,
-        )  # fmt: skip
+        told = described_scenes(model.images(), options)
+        captions = [told.captions[owner] for owner in told.owner]
+        data = DataSplit(name=told.data, digest=lambda: told.sha256)
     else:
         given = options.data or "", options.split, options.asked
         told = load_contrasts(*given, model.images(), options.limit)
+        captions, data = told.captions, DataSplit(**origin(told))
     images = model.component("image")({"image": told.images})["embedding"][told.owner]
-    true, false = (_text_codes(model, texts) for texts in (told.captions, told.negatives))
+    true, false = (_text_codes(model, texts) for texts in (captions, told.negatives))
     right = (images * true).sum(-1) > (images * false).sum(-1)
     kinds = np.array(told.kinds)
     scores = [proportion("hard-negative accuracy", right)]
     scores += [proportion(kind, right[kinds == kind]) for kind in sorted(set(told.kinds))]
-    return model.result("hard-negatives", told, scores, right)
+    return model.result("hard-negatives", data, scores, right)
 
 
 def _text_codes(
@@ -220,7 +218,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     preprocessing, metadata = variant.images(), variant.runtime_metadata
     role = variant.main.variant.role
     if has_sentences(data):
-        pairs = load_pairs(data, HELD_OUT, DataAsked(), preprocessing).first(count)
+        pairs = load_pairs(data, HELD_OUT, DataOptions(), preprocessing).first(count)
         tokens = encode_texts(metadata, pairs.spread()[0][:count], truncate=True)
         return {role: {"image": np.asarray(pairs.images)}, "text": {"tokens": tokens}}
     dataset = load_data(data, HELD_OUT, preprocessing=preprocessing)
@@ -234,7 +232,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
 
 def zero_shot_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
-) -> Asked:
+) -> ExampleAnswers:
     """Return the label whose words are nearest to each chosen image."""
     data = labelled_images(models[0], options, options.split or HELD_OUT)
     images, names = data.images[chosen], data.class_names

@@ -19,21 +19,21 @@ QUESTIONS_A_SCENE = 2
 
 
 @dataclass(frozen=True)
-class Described(CaptionedScenes):
+class SceneCaptions(CaptionedScenes):
     """Scenes with one sentence each, and the hash that identifies them."""
 
     data: str
     sha256: str
 
 
-def described_scenes(preprocessing: Preprocessing, options: EvaluateOptions) -> Described:
+def described_scenes(preprocessing: Preprocessing, options: EvaluateOptions) -> SceneCaptions:
     """Return the test scenes with a sentence each.
 
     Raises: SaccadeError if the data is not `shapes`, or the model's images are not square.
     """
     drawn = drawn_scenes(preprocessing, options, CAPTIONED_SCENES)
     said = captioned(drawn, options.seed)
-    return Described(**vars(said), data="shapes", sha256=scenes_sha256(drawn, said.captions))
+    return SceneCaptions(**vars(said), data="shapes", sha256=scenes_sha256(drawn, said.captions))
 
 
 @dataclass(frozen=True)

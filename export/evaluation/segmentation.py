@@ -13,7 +13,12 @@ from saccade.core.verbosity import note_once
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.decisions import Segmenter
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, chunks
-from saccade.exporter.evaluation.examples import Asked, ExampleSamples, VariantAnswer, focus_of
+from saccade.exporter.evaluation.examples import (
+    ExampleAnswers,
+    ExampleSamples,
+    VariantAnswer,
+    focus_of,
+)
 from saccade.exporter.evaluation.scenes import (
     SceneImages,
     drawn_scenes,
@@ -22,9 +27,9 @@ from saccade.exporter.evaluation.scenes import (
 )
 from saccade.exporter.evaluation.tasks import EvaluateOptions, Inputs
 from saccade.models.data.datasets import HELD_OUT, is_unlabelled, unlabelled_images
-from saccade.models.data.loaded_once import keeps_loaded
+from saccade.models.data.options import keeps_loaded
 from saccade.models.data.samples.images import Images, fitting
-from saccade.models.data.segmented import MASKED, SegmentedImages, segmented_images
+from saccade.models.data.segmented_images import MASKED, SegmentedImages, segmented_images
 from saccade.models.data.splits import SPLITS
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.models.interface import Arrays
@@ -290,19 +295,21 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
 
 def ari_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
-) -> Asked:
+) -> ExampleAnswers:
     """Return the chosen scenes, of those with objects, divided among slots."""
     return _examples(models, masked_segments(models[0], options), chosen)
 
 
 def reconstruction_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
-) -> Asked:
+) -> ExampleAnswers:
     """Return the chosen images, divided among slots."""
     return _examples(models, painted_segments(models[0], options), chosen)
 
 
-def _examples(models: Sequence[EvaluatedModel], scored: Segmenter, chosen: np.ndarray) -> Asked:
+def _examples(
+    models: Sequence[EvaluatedModel], scored: Segmenter, chosen: np.ndarray
+) -> ExampleAnswers:
     images = np.asarray(scored.images[chosen])
     inputs = {"image": images, "initial_state": scored.states[chosen]}
     answers = []

@@ -14,7 +14,7 @@ from saccade.core.schema import Natural, Range
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
 from saccade.models.budget import BudgetLike
-from saccade.models.data.asked import DataAsked
+from saccade.models.data.options import DataOptions
 from saccade.models.entry import EvaluationTask, imported
 from saccade.models.families import entries, entry_of
 
@@ -152,6 +152,6 @@ class EvaluateOptions(Options):
     op_library: bool = True
 
     @property
-    def asked(self) -> DataAsked:
+    def asked(self) -> DataOptions:
         """Return the options of the user's data."""
-        return DataAsked(self.labels, self.data_root, self.skip_bad, self.background)
+        return DataOptions(self.labels, self.data_root, self.skip_bad, self.background)

@@ -14,8 +14,8 @@ from saccade.core.errors import SaccadeError, require
 from saccade.core.machine import cores
 from saccade.core.progress import (
     Advance,
-    Counted,
     Report,
+    StepCounter,
     bar,
     part_of,
     progress_of,
@@ -24,7 +24,7 @@ from saccade.core.progress import (
 )
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import FileEntry, Manifest, Parity, VariantEntry
-from saccade.exporter.gate.further import compare_further
+from saccade.exporter.gate.further_samples import compare_further
 from saccade.exporter.gate.metrics import (
     FLOORS,
     exceeded,
@@ -33,11 +33,11 @@ from saccade.exporter.gate.metrics import (
     row_errors,
     thresholds_of,
 )
-from saccade.exporter.gate.reference import Expected, Reference
+from saccade.exporter.gate.reference import ExpectedAnswers, Reference
 from saccade.exporter.gate.report import GateReport, VariantReport
 from saccade.exporter.graph.samples import GateLevel, GateSizes
 from saccade.exporter.graph.trial import tried
-from saccade.exporter.policy.certificate import check_certificates
+from saccade.exporter.policy.policy import check_certificates
 from saccade.exporter.runtimes.runners import (
     Runner,
     half_runner,
@@ -57,7 +57,7 @@ Opener = Callable[[], Runner]
 
 def measure(
     openers: Sequence[Opener],
-    expected: Expected,
+    expected: ExpectedAnswers,
     precision: str,
     overrides: Mapping[str, float],
     floor: float | None = None,
@@ -101,7 +101,7 @@ def measure(
             more.append([run_in_batches(run, further.inputs, largest)])
         del run
     floor = FLOORS[precision] if floor is None else floor
-    compared = _Compared(precision, thresholds, floor, expected, advance)
+    compared = _Comparison(precision, thresholds, floor, expected, advance)
     figures = compared.figures(expected.answers, answers, inputs, expected.samples.labelled)
     score = None
     if further:
@@ -126,13 +126,13 @@ def measure(
 
 
 @dataclass(frozen=True)
-class _Compared:
+class _Comparison:
     """How answers are compared: the figures, and which rows they leave out."""
 
     precision: str
     thresholds: Mapping[str, float]
     floor: float
-    expected: Expected
+    expected: ExpectedAnswers
     advance: Advance
 
     def figures(
@@ -233,7 +233,7 @@ def verify(
     with reporting(progress), progress_of("verify", _STEPS * len(manifests)) as advance:
         for number, manifest in enumerate(manifests):
             name = manifest.variant.name
-            own = Counted(advance, f"{name} ({number + 1} of {len(manifests)})")
+            own = StepCounter(advance, f"{name} ({number + 1} of {len(manifests)})")
             rows.append(_verify_variant(folder, manifest, reference, wrong, own))
             own.up_to(_STEPS)
     certificates = check_certificates(folder.path, folder.variants)

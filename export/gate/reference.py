@@ -15,7 +15,7 @@ from saccade.core.machine import return_memory
 from saccade.core.progress import Advance, part_of, silent
 from saccade.exporter.artefact.manifest import VariantEntry
 from saccade.exporter.artefact.variant import budget_option
-from saccade.exporter.gate.further import Scored
+from saccade.exporter.gate.further_samples import ScoreReference
 from saccade.exporter.gate.metrics import perturbed
 from saccade.exporter.graph.samples import (
     GateLevel,
@@ -38,7 +38,7 @@ _COSTLY_MULTIPLY_ADDS = 10**9
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedAnswers:
     """The gate's samples for one component, and the reference's answers to them.
 
     Shapes: each answer [n ...] float64, in the order of the samples.
@@ -49,7 +49,9 @@ class Expected:
     answers: dict[str, np.ndarray]
     # inputs by name -> several runs of the unfolded model in float32, on demand
     float32_answers: Callable[[Arrays], Iterable[dict[str, np.ndarray]]]
-    scored: Scored | None = None  # for types narrower than float32; None: no further samples
+    scored: ScoreReference | None = (
+        None  # for types narrower than float32; None: no further samples
+    )
 
 
 class Reference:
@@ -62,8 +64,8 @@ class Reference:
         self.checkpoint, self._gate = checkpoint, gate
         self.sizes(0)  # refuses an unknown level before anything is read
         self._model: Family | None = None
-        self._last: tuple[Any, Expected] | None = None
-        self._at_every_budget: dict[Any, Expected] = {}
+        self._last: tuple[Any, ExpectedAnswers] | None = None
+        self._at_every_budget: dict[Any, ExpectedAnswers] = {}
 
     @property
     def model(self) -> Family:
@@ -130,7 +132,7 @@ class Reference:
         outputs: Sequence[str],
         multiply_adds: int,
         advance: Advance = silent,
-    ) -> Expected:
+    ) -> ExpectedAnswers:
         """Run the unfolded float64 model on the gate's samples; this is one step of progress.
 
         The last answers are kept: they serve every precision of a component. Those of a component
@@ -153,7 +155,7 @@ class Reference:
         outputs: Sequence[str],
         multiply_adds: int,
         advance: Advance,
-    ) -> Expected:
+    ) -> ExpectedAnswers:
         variant = self.variant(budget)
         component = component_named(variant, role)
         samples = samples_of(self.checkpoint, component, self.sizes(multiply_adds))
@@ -164,13 +166,13 @@ class Reference:
         in_float32 = partial(self._float32_answers, budget, role, outputs, batch)
         component = unbound(component)
         seen = samples.sizes.random_inputs
-        scored = Scored(
+        scored = ScoreReference(
             self.checkpoint,
             component,
             lambda: torch_runner(self.folded(budget), role, outputs),
             lambda: further_noise(self.checkpoint, component, seen),
         )
-        return Expected(component, samples, answers, in_float32, scored)
+        return ExpectedAnswers(component, samples, answers, in_float32, scored)
 
     def _float32_answers(
         self, budget: ComputeBudget, role: str, outputs: Sequence[str], batch: int, inputs: Arrays

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Parity
 from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS, exceeded
-from saccade.exporter.policy.certificate import CertificateReport
+from saccade.exporter.policy.policy import CertificateReport
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -220,7 +220,7 @@ _bound = lru_cache(4096)(paired_bound)
 
 
 @dataclass(frozen=True)
-class Certified:
+class Certificate:
     """A chain whose risk is at most `risk`, with the confidence of the test.
 
     Units:  risk, bound and observed are shares of samples; `bound` is the upper confidence bound
@@ -237,7 +237,7 @@ class Certified:
 
 
 @dataclass(frozen=True)
-class NotCertified:
+class MissingCertificate:
     """No chain that is cheaper than the full model passed; what was reached, and what would do.
 
     `samples` is the number of calibration samples at which the best chain would pass if its risk
@@ -275,7 +275,7 @@ def certify(
     confidence: float,
     against: Against,
     steps: int,
-) -> list[Certified | NotCertified]:
+) -> list[Certificate | MissingCertificate]:
     """Find for each risk the cheapest chain that passes, each at this confidence of its own.
 
     The learning samples order the candidates from the most expensive to the cheapest; the testing
@@ -289,7 +289,7 @@ def certify(
     chains = front(answers.learning, table[:, : answers.learn], steps)
     testing = answers.testing
     tried = [
-        _Tried(
+        _TestedChain(
             chain,
             chain.losses(testing, table[:, answers.learn :]),
             chain.seconds(answers.like_traffic),
@@ -300,7 +300,7 @@ def certify(
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _TestedChain:
     """A candidate with its losses on the testing samples."""
 
     chain: Chain
@@ -343,8 +343,8 @@ class _Test:
 
 
 def _chosen(
-    answers: Answers, tried: Sequence[_Tried], risk: float, test: _Test
-) -> Certified | NotCertified:
+    answers: Answers, tried: Sequence[_TestedChain], risk: float, test: _Test
+) -> Certificate | MissingCertificate:
     # A mean of equal times may be less than each of them, by rounding.
     full_seconds = answers.variants[answers.full].seconds * (1 - _ROUNDING)
     passed = list(takewhile(lambda one: test.passes(one.losses, risk), tried))
@@ -369,13 +369,13 @@ def _chosen(
     least = least_samples(risk, test.confidence, test.against, apart=answers.apart)
     if needed is not None and least is not None:
         needed = max(needed if answers.apart else _in_all(needed), least)
-    return NotCertified(risk, test.bound(nearest.losses), needed)
+    return MissingCertificate(risk, test.bound(nearest.losses), needed)
 
 
 def _certified(
     answers: Answers, chain: Chain, risk: float, losses: np.ndarray, bound: float
-) -> Certified:
-    return Certified(
+) -> Certificate:
+    return Certificate(
         risk=risk,
         chain=chain,
         bound=bound,

@@ -11,7 +11,7 @@ from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.gpu import gpu_at_hand
 from saccade.exporter.runtimes.runners import CUDA, Runner, onnx_runner, onnx_session
 from saccade.exporter.runtimes.runtime import BuildOptions, BuiltFolder, Packages
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 from saccade.plugins.native.library import available_library
 
 

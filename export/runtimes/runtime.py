@@ -19,7 +19,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.runners import Runner
 from saccade.models.entry import imported
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 
 _MOST_MIB = 2**20
 if TYPE_CHECKING:

@@ -12,24 +12,24 @@ from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
 from saccade.models.captioner.model import Captioner, CaptionerConfig
-from saccade.models.data.own_texts import captioned_split
+from saccade.models.data.image_texts import captioned_split
 from saccade.models.data.samples.sentences import open_captions
 from saccade.models.data.scene_texts import CAPTION_TOKENS, CAPTION_WORDS, caption, is_true
 from saccade.models.data.splits import calibration_rows
 from saccade.models.families import new_model
 from saccade.models.scores.attention import jensen_shannon, repetition
 from saccade.models.scores.captions import bleu4, cider, rouge_l
-from saccade.models.training.options import (
-    TrainOptions,
-    chosen_config,
-    chosen_recipe,
-)
-from saccade.models.training.own_images import (
-    OwnTextsTask,
+from saccade.models.training.image_texts import (
+    ImageTextsTask,
     chosen_words,
     encoder_fields,
     longest_text,
     with_counts,
+)
+from saccade.models.training.options import (
+    TrainOptions,
+    chosen_config,
+    chosen_recipe,
 )
 from saccade.models.training.scene_mix import MIX, SceneTask
 from saccade.models.training.task import Recipe, Task
@@ -187,7 +187,7 @@ class CaptionerTask(CaptionTask, SceneTask):
         }
 
 
-class OwnCaptionTask(CaptionTask, OwnTextsTask):
+class OwnCaptionTask(CaptionTask, ImageTextsTask):
     """A `CaptionTask` on the user's images, each with one or more captions.
 
     The words are those of the training split. A batch has one caption of each of its images.
@@ -213,13 +213,13 @@ class OwnCaptionTask(CaptionTask, OwnTextsTask):
         owner = np.repeat(np.arange(len(training.captions)), [*map(len, training.captions)])
         texts = [text for group in training.captions for text in group]
         words = chosen_words(
-            options, texts, lambda text: training.named[owner[text]], extra=self.recipe.extra
+            options, texts, lambda text: training.named(owner[text]), extra=self.recipe.extra
         )
         longest = options.value("max_length", longest_text(texts, _LONGEST))
         given = {
             "words": words,
             "max_length": longest,
-            **encoder_fields(options, training.dataset.images, CaptionerConfig.encoder),
+            **encoder_fields(options, training.images, CaptionerConfig.encoder),
         }
         if grid := given.pop("grid", None):
             given |= {"grid_height": grid[0], "grid_width": grid[1]}
@@ -248,12 +248,12 @@ class OwnCaptionTask(CaptionTask, OwnTextsTask):
         return self._scores(*self._captions(self._validated(len(self.references))))
 
     def _validated(self, count: int) -> np.ndarray:
-        return np.asarray(self.validation.dataset.images[np.arange(count)])
+        return np.asarray(self.validation.images[np.arange(count)])
 
     def calibration(self) -> dict[str, np.ndarray]:
         """Return training images with one caption each."""
         rows = calibration_rows(len(self.training.captions))
-        images = np.asarray(self.training.dataset.images[rows])
+        images = np.asarray(self.training.images[rows])
         texts = [self.training.captions[row][0] for row in rows.tolist()]
         return {"image": images, "tokens": self._tokens(texts)}
 

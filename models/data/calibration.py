@@ -12,9 +12,8 @@ from PIL import Image
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import Checkpoint, save
 from saccade.models.checkpoint_format import AUTHORS_DATA, Header
-from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import is_unlabelled, load_data, unlabelled_images
-from saccade.models.data.loaded_once import keeps_loaded
+from saccade.models.data.options import DataOptions, keeps_loaded
 from saccade.models.data.splits import CALIBRATION_SAMPLES
 from saccade.models.interface import Component, TensorSpec
 from saccade.models.preprocessing import Preprocessing
@@ -61,7 +60,7 @@ def own_images(
     if is_unlabelled(Path(data)):
         images = unlabelled_images(Path(data), preprocessing, CALIBRATION_SAMPLES)
         return _of(Path(data).name, images, None, "images without labels")
-    asked = DataAsked(most=CALIBRATION_SAMPLES)
+    asked = DataOptions(most=CALIBRATION_SAMPLES)
     try:
         dataset = load_data(data, "train", preprocessing=preprocessing, asked=asked)
     except SaccadeError as error:

@@ -13,12 +13,16 @@ import numpy as np
 from saccade.core.checks import check_one_of
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.core.verbosity import note_once
-from saccade.models.data.asked import DataAsked
-from saccade.models.data.loaded_once import keeps_loaded
+from saccade.models.data.options import DataOptions, keeps_loaded
 from saccade.models.data.samples.arrays import ArrayFile, checked_images, names_in, npz_arrays
-from saccade.models.data.samples.folders import is_image, visible
 from saccade.models.data.samples.images import Images, fitting, is_gray
-from saccade.models.data.samples.source import FolderFiles, SampleSource, left_out
+from saccade.models.data.samples.source import (
+    FolderFiles,
+    SampleSource,
+    is_image,
+    left_out,
+    visible,
+)
 from saccade.models.data.splits import (
     SPLITS,
     calibration_rows,
@@ -74,7 +78,7 @@ def load_data(
     preprocessing: Preprocessing | None = None,
     side_px: int = 32,
     also: Sequence[str] = (),
-    asked: DataAsked | None = None,
+    asked: DataOptions | None = None,
 ) -> Dataset:
     """Load one split of `digits`, `digits-sum`, `shapes`, or of the user's data in any format.
 
@@ -92,11 +96,11 @@ def load_data(
         preprocessing = asked.preprocessing
     name = str(name_or_path)
     if name in _GENERATED:
-        _check_unused(name, asked or DataAsked())
+        _check_unused(name, asked or DataOptions())
         split = "test" if split == HELD_OUT else split
-        data = _generated(name, split, preprocessing, asked or DataAsked())
+        data = _generated(name, split, preprocessing, asked or DataOptions())
     else:
-        data = _own(name, split, preprocessing, side_px, also, asked or DataAsked())
+        data = _own(name, split, preprocessing, side_px, also, asked or DataOptions())
     if preprocessing is not None:
         check_shape(name, data.images, preprocessing)
     return data
@@ -163,7 +167,7 @@ _Parts = tuple[np.ndarray, np.ndarray, tuple[str, ...]]
 
 
 def _generated(
-    name: str, split: str, preprocessing: Preprocessing | None, asked: DataAsked
+    name: str, split: str, preprocessing: Preprocessing | None, asked: DataOptions
 ) -> Dataset:
     from saccade.models.data.digits import digits, digits_sum
 
@@ -186,7 +190,7 @@ def _generated(
     return Dataset(images, labels, class_names, name, lambda: joined_sha256(hashes), split)
 
 
-def _check_unused(name: str, asked: DataAsked) -> None:
+def _check_unused(name: str, asked: DataOptions) -> None:
     """Check that no option is given that generated data would ignore.
 
     Raises: SaccadeError if one is.
@@ -211,7 +215,7 @@ def _own(
     preprocessing: Preprocessing | None,
     side_px: int,
     also: Sequence[str],
-    asked: DataAsked,
+    asked: DataOptions,
 ) -> Dataset:
     """Load the user's data; images that do not fit into KEPT_BYTES stay in their files."""
     from saccade.models.data.samples.formats import EXPECTED, check_data, open_source
@@ -253,7 +257,7 @@ def split_of_source(
     split: str,
     preprocessing: Preprocessing | None,
     side_px: int,
-    asked: DataAsked,
+    asked: DataOptions,
 ) -> tuple[Dataset, np.ndarray]:
     """Return one split of a source's images, and the rows that they are.
 
@@ -298,7 +302,7 @@ def readable_rows(name: str, split: str, images: Images, most: int) -> np.ndarra
     return np.delete(images.rows, [place for place, _ in unreadable])
 
 
-def _few(source: SampleSource, rows: np.ndarray, asked: DataAsked, split: str) -> np.ndarray:
+def _few(source: SampleSource, rows: np.ndarray, asked: DataOptions, split: str) -> np.ndarray:
     """Return the rows of `asked.most`, or of `asked.shots` per class of the training split."""
     if asked.most is not None:
         return np.sort(rows[calibration_rows(len(rows), min(asked.most, len(rows)))])

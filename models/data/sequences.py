@@ -12,9 +12,8 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.core.verbosity import note_once
-from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import note_left_out, rows_of_split
-from saccade.models.data.loaded_once import keeps_loaded
+from saccade.models.data.options import DataOptions, keeps_loaded
 from saccade.models.data.samples.arrays import (
     ArrayForm,
     LabeledArrays,
@@ -23,16 +22,26 @@ from saccade.models.data.samples.arrays import (
     names_in,
     npz_arrays,
 )
-from saccade.models.data.samples.folders import ClassFolders
-from saccade.models.data.samples.formats import FORMATS, PACKED, is_packed, open_tables
+from saccade.models.data.samples.formats import (
+    FORMATS,
+    IMAGES,
+    PACKED,
+    TableRows,
+    is_packed,
+    open_tables,
+)
 from saccade.models.data.samples.point_clouds import (
     FILE_BYTES,
     READERS,
     in_unit_sphere,
     read_points,
 )
-from saccade.models.data.samples.rows import IMAGES, TableRows
-from saccade.models.data.samples.source import DataDescription, RowUnreadable, SampleSource
+from saccade.models.data.samples.source import (
+    ClassFolders,
+    DataDescription,
+    RowUnreadable,
+    SampleSource,
+)
 from saccade.models.data.token_states import SUFFIXES, open_states
 
 SECOND = "_b"  # suffix of the second input of a pair
@@ -42,7 +51,7 @@ _SHOWN = 10  # unreadable rows in notes
 
 
 @dataclass(frozen=True)
-class Takes:
+class ModelInputs:
     """The inputs of a model. A number that is 0 is left to the data, as is an empty vocabulary."""
 
     kind: str  # image, tokens, points, characters or bytes
@@ -55,7 +64,7 @@ class Takes:
     condition_most: int = 0  # condition tokens per sample
 
     @classmethod
-    def of(cls, shapes: Mapping[str, Sequence[Any]], vocabulary: Any = ()) -> "Takes":
+    def of(cls, shapes: Mapping[str, Sequence[Any]], vocabulary: Any = ()) -> "ModelInputs":
         """Return what inputs of these names and shapes take; the first axis is the batch.
 
         `vocabulary` is that of characters; of other inputs, it is ignored.
@@ -104,7 +113,7 @@ class SequenceArrays(LabeledArrays):
             [n m c] float32, condition_lengths [n]; second inputs of pairs end in _b.
     """
 
-    def __init__(self, path: Path, takes: Takes, given: DataDescription) -> None:
+    def __init__(self, path: Path, takes: ModelInputs, given: DataDescription) -> None:
         names = _array_names(takes)
         also = ("lengths", "lengths" + SECOND, "condition_lengths", "split")
         arrays = npz_arrays(path, names, also)
@@ -135,7 +144,9 @@ class SequenceArrays(LabeledArrays):
             found.append(in_unit_sphere(part)[:, :3] if self._kind == "points" else part)
         return tuple(found)
 
-    def conditions(self, rows: np.ndarray, takes: Takes) -> tuple[dict[str, np.ndarray], Takes]:
+    def conditions(
+        self, rows: np.ndarray, takes: ModelInputs
+    ) -> tuple[dict[str, np.ndarray], ModelInputs]:
         """Return the condition tokens of these rows and their lengths."""
         self._check("condition", "condition")
         array = self.arrays["condition"]
@@ -148,7 +159,7 @@ class SequenceArrays(LabeledArrays):
         return more, replace(takes, condition_most=most)
 
 
-def _array_names(takes: Takes) -> tuple[str, ...]:
+def _array_names(takes: ModelInputs) -> tuple[str, ...]:
     """Return the arrays that an .npz must have; lengths of points and conditions may be absent."""
     first = "images" if takes.kind == "image" else takes.kind
     names = [first, first + SECOND][: takes.sets]
@@ -174,7 +185,7 @@ class _Samples:
     points: bool = False  # in files
 
 
-def _open(name: str, takes: Takes, asked: DataAsked) -> _Samples:
+def _open(name: str, takes: ModelInputs, asked: DataOptions) -> _Samples:
     path, given = Path(name), DataDescription.of(asked.labels, asked.data_root)
     suffix = path.suffix.lower()
     if suffix == ".npz" and path.exists():
@@ -207,7 +218,7 @@ def _open(name: str, takes: Takes, asked: DataAsked) -> _Samples:
     )
 
 
-def _expected(takes: Takes) -> str:
+def _expected(takes: ModelInputs) -> str:
     files = {
         "points": "a folder of class folders, a .csv or a .jsonl of point files "
         f"({' '.join(sorted(READERS))}), or ",
@@ -273,14 +284,18 @@ class Sequences:
     class_names: tuple[str, ...]
     name: str
     split: str
-    takes: Takes  # with the numbers that the data decided
+    takes: ModelInputs  # with the numbers that the data decided
     sha256: str = field(repr=False)
     skipped: int = 0  # unreadable rows that were left out
 
 
 @keeps_loaded
 def sequences(
-    name: str, split: str, takes: Takes, asked: DataAsked | None = None, limit: int | None = None
+    name: str,
+    split: str,
+    takes: ModelInputs,
+    asked: DataOptions | None = None,
+    limit: int | None = None,
 ) -> Sequences:
     """Load one split of the user's samples, in memory.
 
@@ -290,7 +305,7 @@ def sequences(
     Raises: SaccadeError if there is no such data, or it or one of its rows cannot be used,
         ShapeError if its arrays have other shapes than the model takes.
     """
-    asked = asked or DataAsked()
+    asked = asked or DataOptions()
     opened = _open(name, takes, asked)
     source = opened.source
     split, rows = rows_of_split(source, split)
@@ -335,8 +350,8 @@ def _read(
 
 
 def _together(
-    name: str, samples: list[tuple[Any, ...]], takes: Takes, opened: _Samples
-) -> tuple[dict[str, np.ndarray], Takes]:
+    name: str, samples: list[tuple[Any, ...]], takes: ModelInputs, opened: _Samples
+) -> tuple[dict[str, np.ndarray], ModelInputs]:
     """Return the samples as padded arrays by input name, and what they decide."""
     if takes.kind == "image":
         both = [np.stack([sample[place] for sample in samples]) for place in range(takes.sets)]
@@ -391,8 +406,8 @@ def _as_bytes(text: Any) -> np.ndarray:
 
 
 def _characters(
-    name: str, samples: list[tuple[Any, ...]], takes: Takes, own: tuple[str, ...]
-) -> tuple[Takes, list[tuple[Any, ...]]]:
+    name: str, samples: list[tuple[Any, ...]], takes: ModelInputs, own: tuple[str, ...]
+) -> tuple[ModelInputs, list[tuple[Any, ...]]]:
     """Return the samples as indices into the vocabulary, which is that of the model or the data."""
     texts = isinstance(samples[0][0], str)
     if not texts:

@@ -13,7 +13,7 @@ import numpy as np
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.core.json_text import parse_json
 from saccade.models.data.datasets import rows_of_split
-from saccade.models.data.loaded_once import keeps_loaded
+from saccade.models.data.options import keeps_loaded
 from saccade.models.data.samples.arrays import (
     ArrayForm,
     LabeledArrays,
@@ -21,8 +21,8 @@ from saccade.models.data.samples.arrays import (
     names_in,
     npz_arrays,
 )
+from saccade.models.data.samples.formats import TableRows
 from saccade.models.data.samples.images import KEPT_BYTES
-from saccade.models.data.samples.rows import TableRows
 from saccade.models.data.samples.source import DataDescription, reading, split_in
 from saccade.models.data.samples.tables import ParquetTable, readable
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count, Range
-from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.declared import declared
+from saccade.models.official.conversion import Conversion, Original
+from saccade.models.official.json_files import declared
 from saccade.models.preprocessing import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -189,7 +189,7 @@ def published(config: Mapping[str, Any] | None) -> tuple[str, PretrainedCfg | Pr
     return None
 
 
-def with_published(converted: Converted, official: Official) -> Converted:
+def with_published(converted: Conversion, official: Original) -> Conversion:
     """Return the conversion with the preprocessing of --config, or of the JSON next to the file.
 
     Raises: SaccadeError if it is not supported, or its size is not that of the weights.
@@ -203,8 +203,8 @@ def with_published(converted: Converted, official: Official) -> Converted:
 
 
 def with_images(
-    converted: Converted, preprocessing: Preprocessing, where: str, images_from: str
-) -> Converted:
+    converted: Conversion, preprocessing: Preprocessing, where: str, images_from: str
+) -> Conversion:
     """Return the conversion with this preprocessing; the model applies mean and std itself.
 
     Raises: SaccadeError if its size is not that of the weights.

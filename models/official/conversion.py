@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Official:
+class Original:
     """A checkpoint of the authors' code as read, with the user's options.
 
     `tensors` is a flat mapping by the names in the file: the names of a Flax tree are joined by
@@ -140,15 +140,15 @@ class Reading:
 
     def converted(
         self,
-        official: Official,
+        official: Original,
         family: str,
         config: Any,
         images: tuple[Preprocessing | None, str] = (None, ""),
         notes: tuple[str, ...] = (),
         exact: Any = None,
-    ) -> "Converted":
+    ) -> "Conversion":
         """Return the model of that configuration with all tensors taken."""
-        return Converted(
+        return Conversion(
             family=family,
             config=config,
             weights=self.weights,
@@ -164,7 +164,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Converted:
+class Conversion:
     """One of our models, and the origin of each of its tensors.
 
     `names` maps our keys to the keys of the file, `weights` has the tensors made from them.
@@ -269,7 +269,7 @@ class ConversionFailed(SaccadeError):
 
 
 def compared(
-    converted: Converted, expected: "Mapping[str, Tensor]", theirs: "Mapping[str, Tensor]"
+    converted: Conversion, expected: "Mapping[str, Tensor]", theirs: "Mapping[str, Tensor]"
 ) -> tuple[KeyRow, ...]:
     """Return every key that differs between our model (`expected`) and the file (`theirs`)."""
     rows = []
@@ -295,7 +295,7 @@ def compared(
 
 
 def sources_of(name: str) -> list[str]:
-    """Return the keys of the file in a value of `Converted.names`: one, or several joined."""
+    """Return the keys of the file in a value of `Conversion.names`: one, or several joined."""
     return [part.strip() for part in name.replace(" + ", ", ").split(", ") if part.strip()]
 
 

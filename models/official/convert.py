@@ -23,13 +23,12 @@ from saccade.models.families import filled, outline
 from saccade.models.interface import Component
 from saccade.models.official.authors_images import with_images, with_published
 from saccade.models.official.conversion import (
+    Conversion,
     ConversionFailed,
     ConversionReport,
-    Converted,
-    Official,
+    Original,
     compared,
 )
-from saccade.models.official.declared import flattened, key_notes, names_from, object_from
 from saccade.models.official.hub_folder import (
     config_beside,
     hub_of,
@@ -39,7 +38,8 @@ from saccade.models.official.hub_folder import (
     weights_in,
     with_source,
 )
-from saccade.models.official.reading import SHARDS, float32_bytes, read_tensors, shards_of
+from saccade.models.official.json_files import flattened, key_notes, names_from, object_from
+from saccade.models.official.tensor_files import SHARDS, float32_bytes, read_tensors, shards_of
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.shipped import SHIPPED
 
@@ -212,8 +212,8 @@ def _source_of_file(path: Path) -> str:
 
 
 def _compared(
-    source: str, path: Path, official: Official, options: ConvertOptions
-) -> tuple[Converted, ConversionReport]:
+    source: str, path: Path, official: Original, options: ConvertOptions
+) -> tuple[Conversion, ConversionReport]:
     """Return the model whose keys all fit.
 
     Raises: ConversionFailed if there are others.
@@ -290,7 +290,7 @@ def is_checkpoint(path: Path) -> bool:
     )
 
 
-def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
+def official_from(source: str, path: Path, options: ConvertOptions) -> Original:
     """Read the file, and the files that the options name.
 
     Raises: SaccadeError if one of the files cannot be read.
@@ -299,7 +299,7 @@ def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
     backbone = None if options.backbone is None else read_tensors(options.backbone)
     beside = config_beside(path, SOURCES[source].hub)
     config = object_from(options.config, "--config")
-    return Official(
+    return Original(
         path=str(path),
         tensors=tensors if backbone is None else with_trunk(tensors, backbone),
         config=config if beside is None else beside | (config or {}),
@@ -327,9 +327,9 @@ def with_trunk(
     return {**trunk, **tensors}
 
 
-def _read(source: str, official: Official) -> Converted:
+def _read(source: str, official: Original) -> Conversion:
     module, name = _module_of(source)
-    read: Callable[[Official], Converted] = getattr(module, name)
+    read: Callable[[Original], Conversion] = getattr(module, name)
     try:
         return read(official)
     except SaccadeError as error:
@@ -388,7 +388,7 @@ def _check(source: str, options: ConvertOptions) -> None:
         )
 
 
-def _with_preprocessing(converted: Converted, options: ConvertOptions) -> Converted:
+def _with_preprocessing(converted: Conversion, options: ConvertOptions) -> Conversion:
     """Apply the user's preprocessing, which wins; the model applies mean and std itself."""
     given = object_from(options.preprocessing, "--preprocessing")
     if given is None:
@@ -407,7 +407,7 @@ def _with_preprocessing(converted: Converted, options: ConvertOptions) -> Conver
     return with_images(converted, preprocessing, "--preprocessing", said)
 
 
-def _check_labels(converted: Converted) -> None:
+def _check_labels(converted: Conversion) -> None:
     classes = getattr(converted.config, "classes", None)
     if classes is not None and classes != len(converted.labels):
         raise SaccadeError(
@@ -417,7 +417,7 @@ def _check_labels(converted: Converted) -> None:
 
 
 def _write(
-    options: ConvertOptions, converted: Converted, report: ConversionReport
+    options: ConvertOptions, converted: Conversion, report: ConversionReport
 ) -> ConversionReport:
     model = filled(converted.family, converted.config.to_dict(), converted.weights)
     components: tuple[Component, ...] = model.components()  # type: ignore[operator]
@@ -459,7 +459,7 @@ def _card(options: ConvertOptions, report: ConversionReport, calibration: str) -
 
 
 def _exact(
-    converted: Converted,
+    converted: Conversion,
     weights: "Mapping[str, Tensor]",
     arrays: dict[str, np.ndarray],
     report: ConversionReport,

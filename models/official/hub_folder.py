@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from saccade.core.errors import SaccadeError
-from saccade.models.official.declared import object_from
-from saccade.models.official.reading import SHARDS, read_tensors
+from saccade.models.official.json_files import object_from
+from saccade.models.official.tensor_files import SHARDS, read_tensors
 
 
 class Hub(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from saccade.core.errors import SaccadeError, ShapeError
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 
 Z95 = 1.959963984540054
 _AT_ONCE = 2_000_000  # drawn indices in memory

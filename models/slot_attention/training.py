@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.segmented import segmented_images
+from saccade.models.data.segmented_images import segmented_images
 from saccade.models.data.shapes import scene_batch, scenes
 from saccade.models.data.tetrominoes import PIECES, tetromino_batch, tetrominoes
 from saccade.models.families import new_model

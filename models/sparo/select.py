@@ -12,7 +12,7 @@ from saccade.core.files import read_lines, refuse_existing
 from saccade.core.options import Options
 from saccade.core.schema import Natural
 from saccade.models.checkpoint import Checkpoint, load, save
-from saccade.models.data.asked import DataAsked
+from saccade.models.data.options import DataOptions
 from saccade.models.sparo.zero_shot import default_templates, prompts
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ class SelectOptions(Options):
     force: bool = False  # overwrite an existing file at --out
 
     @property
-    def asked(self) -> DataAsked:
+    def asked(self) -> DataOptions:
         """Return the options of the user's data."""
-        return DataAsked(data_root=self.data_root, skip_bad=self.skip_bad)
+        return DataOptions(data_root=self.data_root, skip_bad=self.skip_bad)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _true_and_false(
     checkpoint: Checkpoint, model: "Sparo", options: SelectOptions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the codes of images, of their sentences and of false ones; shapes [n l v] each."""
-    from saccade.models.data.own_texts import load_contrasts
+    from saccade.models.data.image_texts import load_contrasts
     from saccade.models.data.scene_texts import captioned
     from saccade.models.data.shapes import scenes
     from saccade.models.sparo.codes import image_slots, text_slots

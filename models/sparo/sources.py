@@ -10,9 +10,9 @@ import numpy as np
 
 from saccade.core.verbosity import note
 from saccade.models.checkpoint import Checkpoint
-from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import Dataset, image_fields, load_data
-from saccade.models.data.own_texts import load_pairs
+from saccade.models.data.image_texts import load_pairs
+from saccade.models.data.options import DataOptions
 from saccade.models.data.samples.images import Images
 from saccade.models.data.scene_texts import (
     CAPTION_TOKENS,
@@ -156,7 +156,7 @@ class ShapesSource:
 class LabelsSource:
     """A folder of class folders, an .npz or digits; the sentence of an image names its class."""
 
-    def __init__(self, data: str, validation: int, side_px: int, asked: DataAsked) -> None:
+    def __init__(self, data: str, validation: int, side_px: int, asked: DataOptions) -> None:
         self.data: dict[str, Dataset] = {
             split: load_data(data, split, side_px=side_px, asked=asked)
             for split in ("train", "validation")
@@ -204,7 +204,7 @@ class PairsSource:
     labels: tuple[str, ...] = ()
 
     def __init__(
-        self, data: str, validation: int, side_px: int, asked: DataAsked, start: Checkpoint | None
+        self, data: str, validation: int, side_px: int, asked: DataOptions, start: Checkpoint | None
     ) -> None:
         self.pairs = {
             split: load_pairs(data, split, asked, asked.preprocessing, side_px=side_px)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
 from saccade.core.verbosity import note
-from saccade.models.data.own_texts import has_sentences
+from saccade.models.data.image_texts import has_sentences
 from saccade.models.data.splits import CALIBRATION_SAMPLES
 from saccade.models.families import new_model
 from saccade.models.sparo.codes import image_slots, text_slots

@@ -12,7 +12,7 @@ from saccade.core.errors import SaccadeError
 from saccade.core.json_text import JSONRefused, parse_json
 from saccade.core.options import Options
 from saccade.core.schema import BelowOne, Count, Natural, NonNegative, Positive, Range
-from saccade.models.data.asked import DataAsked, here
+from saccade.models.data.options import DataOptions, here
 from saccade.models.training.task import Recipe
 
 
@@ -81,12 +81,12 @@ class TrainOptions(Options):
     once: ClassVar[Any] = staticmethod(here)  # the processes of a run read all images once
 
     @property
-    def asked(self) -> DataAsked:
+    def asked(self) -> DataOptions:
         """Return the options of the user's data."""
         begun = self.start or self.given_trunk
         preprocessing = None if begun is None else begun.preprocessing
         given = (self.labels, self.data_root, self.skip_bad, self.background, preprocessing)
-        return DataAsked(*given, self.shots, self.seed, once=self.once)
+        return DataOptions(*given, self.shots, self.seed, once=self.once)
 
     def value(self, name: str, default: Any) -> Any:
         """Return a field of `--set`, or else of the checkpoint of `--init`, or of `--trunk`."""

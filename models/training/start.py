@@ -13,7 +13,7 @@ from saccade.core.errors import SaccadeError, ShapeError
 from saccade.core.verbosity import note
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.checkpoint_folder import checkpoint_name
-from saccade.models.data.asked import Once, here
+from saccade.models.data.options import Once, here
 from saccade.models.entry import imported
 from saccade.models.families import entries, entry_of, outline
 from saccade.models.preprocessing import Preprocessing
@@ -30,7 +30,7 @@ _TRUNK = "trunk"  # in --freeze: all tensors of --trunk, whatever the family cal
 
 
 @dataclass(frozen=True)
-class GivenTrunk:
+class TrunkSource:
     """The trunk of `--trunk`, and how the trained family takes it."""
 
     origin: Checkpoint
@@ -46,32 +46,32 @@ class GivenTrunk:
 
 
 @dataclass(frozen=True)
-class StartedOptions(TrainOptions):
+class RunOptions(TrainOptions):
     """Options of a run, with the checkpoint of `--init` or the trunk of `--trunk`."""
 
     start: Checkpoint | None = field(default=None, kw_only=True)  # type: ignore[misc]
-    given_trunk: GivenTrunk | None = field(default=None, kw_only=True)  # type: ignore[misc]
+    given_trunk: TrunkSource | None = field(default=None, kw_only=True)  # type: ignore[misc]
     once: Any = field(default=here, kw_only=True)  # type: ignore[misc]  # a `Once`
 
 
-def started(family: str, options: TrainOptions, once: Once = here) -> StartedOptions:
+def started(family: str, options: TrainOptions, once: Once = here) -> RunOptions:
     """Return the options with the checkpoint of `--init` or the trunk of `--trunk`, if any.
 
-    `once` does what reads all images, see `data.asked.Once`.
+    `once` does what reads all images, see `data.options.Once`.
 
     Raises: SaccadeError if it cannot be read, or the family cannot start from it, or `--freeze` has
         no start.
     """
     if options.trunk is not None:
         trunk = _given_trunk(family, options, options.trunk)
-        return StartedOptions(**vars(options), given_trunk=trunk, once=once)
+        return RunOptions(**vars(options), given_trunk=trunk, once=once)
     if options.init is None:
         if options.freeze:
             raise SaccadeError(
                 f"--freeze {','.join(options.freeze)}: found no --init and no --trunk, expected a "
                 "checkpoint whose weights to keep. Pass one of them, or leave --freeze out."
             )
-        return StartedOptions(**vars(options), once=once)
+        return RunOptions(**vars(options), once=once)
     start = load(options.init)
     if start.family != family:
         raise SaccadeError(
@@ -79,7 +79,7 @@ def started(family: str, options: TrainOptions, once: Once = here) -> StartedOpt
             f"checkpoint of {family}, or run saccade train {start.family}."
         )
     _check_side(options, "the checkpoint of --init", start.preprocessing)
-    return StartedOptions(**vars(options), start=start, once=once)
+    return RunOptions(**vars(options), start=start, once=once)
 
 
 def _check_side(options: TrainOptions, what: str, preprocessing: Preprocessing | None) -> None:
@@ -91,7 +91,7 @@ def _check_side(options: TrainOptions, what: str, preprocessing: Preprocessing |
         )
 
 
-def _given_trunk(family: str, options: TrainOptions, path: Path) -> GivenTrunk:
+def _given_trunk(family: str, options: TrainOptions, path: Path) -> TrunkSource:
     if options.init is not None:
         raise SaccadeError(
             f"--init {options.init} and --trunk {path} are both given, but a run starts from one "
@@ -114,7 +114,7 @@ def _given_trunk(family: str, options: TrainOptions, path: Path) -> GivenTrunk:
         )
     trunk = own.read(str(path), origin.config, origin.weights)
     images = origin.preprocessing if port.sizes_images else None
-    given = GivenTrunk(origin, trunk, port, port.fields(trunk.shape), images)
+    given = TrunkSource(origin, trunk, port, port.fields(trunk.shape), images)
     _check_side(options, "the trunk of --trunk", given.preprocessing)
     return given
 
@@ -191,7 +191,7 @@ def _is_in(name: str, parts: Sequence[str]) -> bool:
 
 
 def _of_trunk(task: Task, options: TrainOptions, own: dict[str, Any]) -> _Loaded:
-    given: GivenTrunk = options.given_trunk
+    given: TrunkSource = options.given_trunk
     assert options.trunk is not None
     config, card = task.model.config, given.origin.card
     state = given.port.state(given.trunk, config)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
 from saccade.core.verbosity import note_once
-from saccade.models.data.own_texts import asked_split
+from saccade.models.data.image_texts import question_split
 from saccade.models.data.samples.questions import open_questions
 from saccade.models.data.scene_texts import (
     ANSWERS,
@@ -27,17 +27,17 @@ from saccade.models.data.splits import calibration_rows
 from saccade.models.families import new_model
 from saccade.models.scores.answers import KINDS, normalized, usual_answer
 from saccade.models.scores.attention import zero_share
-from saccade.models.training.options import (
-    TrainOptions,
-    chosen_config,
-    chosen_recipe,
-)
-from saccade.models.training.own_images import (
-    OwnTextsTask,
+from saccade.models.training.image_texts import (
+    ImageTextsTask,
     chosen_words,
     encoder_fields,
     longest_text,
     with_counts,
+)
+from saccade.models.training.options import (
+    TrainOptions,
+    chosen_config,
+    chosen_recipe,
 )
 from saccade.models.training.scene_mix import MIX, SceneTask
 from saccade.models.training.task import Recipe, Task, share_of
@@ -250,7 +250,7 @@ def _right(asked: Sequence[Sequence[Question]]) -> np.ndarray:
     return np.array([ANSWERS.index(question.answer) for group in asked for question in group])
 
 
-class OwnQuestionTask(QuestionTask, OwnTextsTask):
+class OwnQuestionTask(QuestionTask, ImageTextsTask):
     """A `QuestionTask` on the user's images, with the answers of one or more people.
 
     Words and answers are those of the training split. A question without a known answer is left
@@ -261,7 +261,7 @@ class OwnQuestionTask(QuestionTask, OwnTextsTask):
         recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
         self.recipe = with_counts(options, recipe, COUNTS)
         name = str(options.data)
-        given = self.read(options, open_questions, asked_split, VQAConfig.encoder)
+        given = self.read(options, open_questions, question_split, VQAConfig.encoder)
         self.labels = given.labels or self._frequent_answers(name)
         self.model = new_model(VQA, self._config(options))
         self._index(binary=self.model.config.answer == "sigmoid")
@@ -292,7 +292,7 @@ class OwnQuestionTask(QuestionTask, OwnTextsTask):
             "tokens": len(self.vocabulary),
             "question_length": options.value("question_length", length),
             "answers": len(self.labels),
-            **encoder_fields(options, training.dataset.images, VQAConfig.encoder),
+            **encoder_fields(options, training.images, VQAConfig.encoder),
         }
         fields = self.recipe.config
         return chosen_config(VQAConfig, options, fields, given, known=tuple(COUNTS))
@@ -399,7 +399,7 @@ class OwnQuestionTask(QuestionTask, OwnTextsTask):
         asked = np.concatenate(groups)
         source, places = self.validation.source, self.validation.places
         texts = [[source.texts[places[question]] for question in group] for group in groups]
-        chosen, zero = self._predicted(self.validation.dataset.images, texts)
+        chosen, zero = self._predicted(self.validation.images, texts)
         right = [
             self.validation.scores(question).get(self._forms[answer], 0.0)
             for question, answer in zip(asked, chosen, strict=True)
@@ -409,7 +409,7 @@ class OwnQuestionTask(QuestionTask, OwnTextsTask):
     def calibration(self) -> dict[str, np.ndarray]:
         """Return training images with one question each, whose answer the model knows."""
         asked = self._known[calibration_rows(len(self._known))]
-        images = np.asarray(self.training.dataset.images[self.training.owner[asked]])
+        images = np.asarray(self.training.images[self.training.owner[asked]])
         answers = self._targets(asked)
         answers = answers.argmax(-1) if self._binary else answers
         return self._calibration(images, [self._text(question) for question in asked], answers)

@@ -21,7 +21,7 @@ from saccade.exporter.artefact.frontier import (
     mark_dominated,
 )
 from saccade.exporter.runtimes.runtime import runtime_named
-from saccade.models.data.loaded_once import loaded_once
+from saccade.models.data.options import loaded_once
 from saccade.serving.bench import in_process, report
 from saccade.serving.bench.in_process import InProcessLoad, Measured
 from saccade.serving.bench.measurement import Measurement, content, grpc_of

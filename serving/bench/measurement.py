@@ -22,7 +22,7 @@ from saccade.exporter.artefact.manifest import Manifest, VariantFiles
 from saccade.exporter.runtimes.runtime import has_custom_ops
 from saccade.models.families import entry_of
 from saccade.models.scores.results import EvaluationResult, Interval, bootstrap
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 from saccade.serving.bench.figures import clients_of, points
 from saccade.serving.bench.in_process import InProcessLoad
 from saccade.serving.bench.load import LoadResult

@@ -15,9 +15,14 @@ from saccade.exporter.evaluation.decisions import Decide, Run, Segmenter, Segmen
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.tasks import EvaluateOptions, task_asked, tasks_of
 from saccade.exporter.policy.answers import MEASURES
-from saccade.exporter.policy.certificate import check_certificates
 from saccade.exporter.policy.options import MIN_ARI
-from saccade.exporter.policy.policy import Policy, PolicyFile, policy_files, read_policies
+from saccade.exporter.policy.policy import (
+    Policy,
+    PolicyFile,
+    check_certificates,
+    policy_files,
+    read_policies,
+)
 from saccade.exporter.runtimes.runtime import Runtime
 from saccade.model_repository.router.choose import compared
 from saccade.model_repository.router.confidence import DECIDES

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from saccade.core.errors import SaccadeError, require
-from saccade.core.escaped import escaped
+from saccade.core.escaping import escaped
 from saccade.serving.bench.figures import is_share, sentences, split_text
 from saccade.serving.bench.report_charts import charts, short_name
 from saccade.serving.bench.report_tables import WORDS, tables

@@ -21,7 +21,7 @@ from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import Runtime, loaded, runtime_named
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.scores.results import EvaluationResult
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 from saccade.serving.bench.in_process import BATCHES, LONGEST_CALL_S
 from saccade.serving.bench.load import LEAST_ANSWERS, LONGER, WARMUP_S
 from saccade.serving.bench.options import BenchOptions, MeasureOptions

@@ -16,9 +16,8 @@ import numpy as np
 
 from saccade.core.archives import read_arrays
 from saccade.core.errors import SaccadeError, require
-from saccade.models.data.samples.folders import SUFFIXES
 from saccade.models.data.samples.shards import read_member, shard_members
-from saccade.models.data.samples.source import RowUnreadable, reading
+from saccade.models.data.samples.source import SUFFIXES, RowUnreadable, reading
 from saccade.models.data.samples.tables import TEXT_TABLES, RowGroups, image_bytes, lines, readable
 from saccade.serving.bulk.place import EXTRA, Place
 from saccade.serving.client.images import encoded

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from saccade.core.errors import SaccadeError
-from saccade.exporter.exported import ExportOptions
+from saccade.exporter.export import ExportOptions
 from saccade.exporter.graph.samples import GateLevel
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.runtimes.runtime import BuildOptions, runtime_named
@@ -36,7 +36,7 @@ def export(checkpoint: Checkpoint, options: ExportOptions) -> Result:
         # export two budgets in two precisions
         saccade export my.safetensors --budget 1,0.5 --precision fp32,fp16 --out my
     """
-    from saccade.exporter.exported import export
+    from saccade.exporter.export import export
 
     return export(checkpoint, options)
 

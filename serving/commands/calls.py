@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import SaccadeError
-from saccade.core.escaped import escaped_line, escaped_message
+from saccade.core.escaping import escaped_line, escaped_message
 from saccade.core.files import read_lines, refuse_existing, write_atomically
 from saccade.models.attention_maps import Drawing, MapRow, ShowRequest
 from saccade.models.entry import imported

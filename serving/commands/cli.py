@@ -19,7 +19,7 @@ from tyro.conf import Positional, arg
 from saccade import __version__
 from saccade.core import interruption
 from saccade.core.errors import GateFailed, SaccadeError, ServerFailed, missing_package
-from saccade.core.escaped import escaped, escaped_line, escaped_message
+from saccade.core.escaping import escaped, escaped_line, escaped_message
 from saccade.core.files import is_full
 from saccade.core.verbosity import note
 from saccade.serving.commands import artefacts, calls, closings, models

@@ -10,7 +10,7 @@ from saccade.core.files import new_folder, refuse_existing
 from saccade.core.leftovers import temporary_folder
 from saccade.core.options import Options
 from saccade.core.verbosity import note
-from saccade.exporter.exported import ExportOptions
+from saccade.exporter.export import ExportOptions
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.models.training.options import TrainOptions
@@ -70,7 +70,7 @@ def _check_installed() -> None:
 
 
 def _serve_digits(folder: Path) -> list[str]:
-    from saccade.exporter.exported import export
+    from saccade.exporter.export import export
     from saccade.models.training.train import train
     from saccade.serving.client.client import Client
     from saccade.serving.repository.deploy import deploy
@@ -111,7 +111,7 @@ def _validation_images(folder: Path) -> list[Path]:
 
 
 def _benchmark_shipped(folder: Path) -> dict[str, Any]:
-    from saccade.exporter.exported import export
+    from saccade.exporter.export import export
     from saccade.models.shipped import shipped_checkpoint
     from saccade.serving.bench.bench import bench
 

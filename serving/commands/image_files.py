@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from saccade.core.errors import SaccadeError
-from saccade.core.escaped import escaped_message
+from saccade.core.escaping import escaped_message
 from saccade.core.progress import pace, progress_of
-from saccade.models.data.samples.folders import SUFFIXES
+from saccade.models.data.samples.source import SUFFIXES
 from saccade.serving.client.connection import ServerRefusedImage
 from saccade.serving.client.images import encoded
 from saccade.serving.client.request_sizes import Watch

@@ -24,7 +24,7 @@ from saccade.models.checkpoint_format import (
     safetensors_sha256,
 )
 from saccade.models.official.convert import looks_like
-from saccade.models.official.reading import is_messages
+from saccade.models.official.tensor_files import is_messages
 from saccade.models.torch_file import TorchFileRefused, texts_of
 
 Description = tuple[str, dict[str, Any], tuple[str, ...]]
@@ -195,7 +195,7 @@ def _beside(place: Path, option: str) -> bool:
 
 
 def _flax(path: Path, place: Path) -> Description:
-    from saccade.models.official.reading import read_messages
+    from saccade.models.official.tensor_files import read_messages
 
     try:
         names = _joined_names(read_messages(path))

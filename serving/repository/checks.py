@@ -14,7 +14,7 @@ from saccade.exporter.artefact.frontier import Frontier, FrontierEntry
 from saccade.exporter.artefact.manifest import Manifest, VariantFiles
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.models.interface import TensorSpec
-from saccade.plugins.execution import OPS, Ops
+from saccade.plugins.contract import OPS, Ops
 from saccade.serving.repository.runtimes.registry import served_runtime
 
 _TENSOR = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")

@@ -14,7 +14,7 @@ from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.manifest import DATA_SUFFIX, SUFFIX, VariantFiles
 from saccade.exporter.graph.trial import refuse_untried
 from saccade.models.preprocessing import Preprocessing
-from saccade.plugins.execution import OPS, Ops
+from saccade.plugins.contract import OPS, Ops
 from saccade.serving.client.texts import Labelling, class_vectors, read_labelling
 from saccade.serving.repository.checks import check_alike, chosen, measurements
 from saccade.serving.repository.description import DESCRIPTION, Deployment, description

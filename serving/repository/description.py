@@ -15,7 +15,7 @@ from saccade.core.schema import AGAIN as EXPORT_AGAIN
 from saccade.core.schema import typed
 from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.models.preprocessing import Preprocessing
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 from saccade.serving.repository.runtimes.registry import served_names
 from saccade.serving.repository.threads import ThreadRule, described, read_rules
 

@@ -18,13 +18,13 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.tasks import tasks_of
 from saccade.exporter.policy.answers import DECIDES
-from saccade.exporter.policy.certificate import check_certificates
 from saccade.exporter.policy.options import MOST_STEPS
 from saccade.exporter.policy.policy import (
     SUFFIX,
     Policy,
     PolicyFile,
     calibrate_again,
+    check_certificates,
     policy_files,
     read_answers,
     texts_sha256,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from saccade.core.errors import SaccadeError
-from saccade.core.escaped import escaped_line, escaped_message
+from saccade.core.escaping import escaped_line, escaped_message
 from saccade.model_repository.router.tracing import FIELDS as REQUEST_FIELDS
 from saccade.model_repository.router.tracing import REQUEST_LINE
 

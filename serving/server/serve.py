@@ -26,7 +26,7 @@ from typing import Protocol
 
 from saccade.core import interruption, verbosity
 from saccade.core.errors import SaccadeError
-from saccade.core.escaped import escaped_message
+from saccade.core.escaping import escaped_message
 from saccade.core.files import new_folder
 from saccade.core.machine import cores
 from saccade.core.options import flag

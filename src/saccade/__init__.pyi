@@ -6,8 +6,8 @@ from saccade.core.progress import Step as Step
 from saccade.exporter.evaluation.calibrate import calibrate as calibrate
 from saccade.exporter.evaluation.evaluate import evaluate as evaluate
 from saccade.exporter.evaluation.tasks import EvaluateOptions as EvaluateOptions
-from saccade.exporter.exported import ExportOptions as ExportOptions
-from saccade.exporter.exported import export as export
+from saccade.exporter.export import ExportOptions as ExportOptions
+from saccade.exporter.export import export as export
 from saccade.exporter.gate.bisect import bisect as bisect
 from saccade.exporter.gate.gate import verify as verify
 from saccade.exporter.policy.options import CalibrateOptions as CalibrateOptions

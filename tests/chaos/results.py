@@ -78,7 +78,7 @@ def tiny_repository_of(build: Path) -> Path:
 
 
 def _deployed(build: Path, name: str, checkpoint: Path) -> Path:
-    from saccade.exporter.exported import ExportOptions, export
+    from saccade.exporter.export import ExportOptions, export
 
     folder, repository = build / name, build / f"{name}-repository"
     if not folder.exists():

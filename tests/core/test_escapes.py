@@ -13,7 +13,7 @@ import pytest
 from report_figures import figures, hostile
 
 from saccade.core.errors import SaccadeError
-from saccade.core.escaped import escaped, escaped_line, escaped_message
+from saccade.core.escaping import escaped, escaped_line, escaped_message
 from saccade.core.progress import progress_of
 from saccade.models.attention_maps import MapRow, Panel
 from saccade.serving.bench import report, report_page

@@ -7,13 +7,13 @@ import sys
 import pytest
 from quick_gate import FEW_SAMPLES
 
-from saccade.core.progress import Counted, Step, bar, part_of, progress_of, reporting, silent
+from saccade.core.progress import Step, StepCounter, bar, part_of, progress_of, reporting, silent
 from saccade.core.verbosity import verbosity
 
 
 def test_steps_of_an_export_and_of_the_gate(tiny_checkpoint, tmp_path, traced_before):
     """Several per file, ever forward, to the end; the note names file, pass and sample."""
-    from saccade.exporter.exported import ExportOptions, export
+    from saccade.exporter.export import ExportOptions, export
     from saccade.exporter.gate.gate import verify
 
     options = ExportOptions(tmp_path / "tiny", name="tiny", budget=("1", "0.5"))
@@ -46,7 +46,7 @@ def test_a_piece_of_work_ends_at_its_last_step():
     """Also where a part of it was not needed."""
     steps: list[Step] = []
     with reporting(steps.append), progress_of("work", 4) as advance:
-        own = Counted(advance, "first")
+        own = StepCounter(advance, "first")
         done = part_of(own, 1, 8, "half")
         done(4)
         own.up_to(2)

@@ -26,7 +26,8 @@ from tiny_families import CONFIGS
 from saccade.core.errors import GateFailed, MissingPackage, SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest, write_manifest
-from saccade.exporter.exported import ExportOptions, export
+from saccade.exporter.export import export
+from saccade.exporter.export_options import ExportOptions
 from saccade.exporter.graph.cost import cost_of
 from saccade.exporter.runtimes.runners import onnx_session
 from saccade.models.checkpoint import load

@@ -14,7 +14,7 @@ from nac_executor_golden import RUNS
 from torch import Tensor
 
 from saccade.models.families import family_class
-from saccade.models.official.conversion import Official, sources_of
+from saccade.models.official.conversion import Original, sources_of
 from saccade.models.official.sources import nac
 
 Tensors = dict[str, Tensor]
@@ -87,7 +87,7 @@ def check_keys(path: Path) -> list[str]:
     """A full-size list of keys and shapes read without any weights, as the file alone tells."""
     listed = json.loads(path.read_text())
     tensors = {key: torch.empty(shape, device="meta") for key, shape in listed["keys"].items()}
-    converted = nac.convert(Official(path.name, tensors, deterministic=True))
+    converted = nac.convert(Original(path.name, tensors, deterministic=True))
     with torch.device("meta"):
         model = family_class("nac")(converted.config, fresh=False)
     failures = []

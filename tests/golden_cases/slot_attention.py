@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from golden_refusals import lines_of
 
-from saccade.models.official.conversion import Official, Reading
+from saccade.models.official.conversion import Original, Reading
 from saccade.models.official.sources import invariant_slot_attention as official
 from saccade.models.official.tables import Rows
 from saccade.models.scores.ari import adjusted_rand_index
@@ -199,7 +199,7 @@ def _encoder(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.dty
 def _model(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.dtype) -> Iterator:
     tensors = parameters(data)
     given = model_fields(case)
-    converted = official.convert(Official(path=case["file"], tensors=tensors, config=given))
+    converted = official.convert(Original(path=case["file"], tensors=tensors, config=given))
     model = SlotModel(converted.config, fresh=False)
     model.load_state_dict(converted.weights)
     model.to(dtype)
@@ -213,7 +213,7 @@ def _model(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.dtype
     yield "recon_loss", loss.item(), data["out/recon_loss"]
     loss.backward()
     tensors = tensors | parameters(data, "out/grad_params/")
-    gradients = official.convert(Official(path=case["file"], tensors=tensors, config=given))
+    gradients = official.convert(Original(path=case["file"], tensors=tensors, config=given))
     yield from _gradients(model, gradients.weights)
 
 

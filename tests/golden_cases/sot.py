@@ -15,8 +15,8 @@ from torch import Tensor
 
 from saccade.models.layers.transformer import Block
 from saccade.models.layers.vit import sinusoid
-from saccade.models.official.conversion import Official, Reading
-from saccade.models.official.declared import declared
+from saccade.models.official.conversion import Original, Reading
+from saccade.models.official.json_files import declared
 from saccade.models.official.sources import sot as official
 from saccade.models.official.sources.sot import HeadJson, read_embedding, read_head
 from saccade.models.official.sources.timm import VIT_BLOCKS, block_fields
@@ -85,7 +85,7 @@ def check_keys(path: Path) -> list[str]:
             key["key"]: torch.empty(key["shape"], dtype=getattr(torch, key["dtype"]))
             for key in keys
         }
-        converted = official.convert(Official(path.name, tensors))
+        converted = official.convert(Original(path.name, tensors))
         model = SoT(converted.config, fresh=False)
         model.load_state_dict(converted.weights)
         left = sorted(set(tensors) - set(converted.names.values()))
@@ -260,7 +260,7 @@ def _tokens(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) ->
 
 
 def _model(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
-    converted = official.convert(Official(case["id"], weights, config=case["config"]))
+    converted = official.convert(Original(case["id"], weights, config=case["config"]))
     model = SoT(replace(converted.config, **UNSCALED), fresh=False)
     model.load_state_dict(converted.weights)
     image = torch.from_numpy(arrays["image"]).permute(0, 2, 3, 1)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from golden_refusals import arrays_of, lines_of, weights_of
 
-from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.conversion import Conversion, Original
 from saccade.models.official.sources import clip, sparo
 from saccade.models.sparo.config import ReadOutShape
 from saccade.models.sparo.model import Sparo
@@ -102,14 +102,14 @@ def run_type(
     return {"output": code.detach().numpy(), "grad/input": x.grad.numpy()}
 
 
-def convert_case(case: dict[str, Any], weights: dict[str, torch.Tensor]) -> Converted:
+def convert_case(case: dict[str, Any], weights: dict[str, torch.Tensor]) -> Conversion:
     """The case's file as `saccade convert` reads it."""
     source = sparo if case["config"].get("use_sparo") else clip
     config = {**case["config"], "quick_gelu": case["config"].get("quick_gelu", False)}
-    return source.convert(Official(case["id"], weights, config=config))
+    return source.convert(Original(case["id"], weights, config=config))
 
 
-def model_of(converted: Converted) -> Sparo:
+def model_of(converted: Conversion) -> Sparo:
     """The converted model for pixels that were scaled before, in float64."""
     config = converted.config.from_dict(
         converted.config.to_dict() | {"mean": [0, 0, 0], "std": [1, 1, 1]}
@@ -160,7 +160,7 @@ def check_keys(path: Path) -> list[str]:
     tensors |= {copy: tensors[source] for copy, source in tied.items()}
     source = sparo if listed["config"].get("use_sparo") else clip
     config = {**listed["config"], "quick_gelu": False}
-    converted = source.convert(Official(path.name, tensors, config=config))
+    converted = source.convert(Original(path.name, tensors, config=config))
     with torch.device("meta"):
         model = Sparo(converted.config, fresh=False)
     failures = []

@@ -13,7 +13,7 @@ import torch
 from golden_refusals import lines_of
 from safetensors.torch import load_file
 
-from saccade.models.official.conversion import Official
+from saccade.models.official.conversion import Original
 from saccade.models.official.sources.tvmax_vqa import LAM, convert
 from saccade.models.vqa.model import VQA
 from saccade.models.vqa.tv_dykstra import tv_dykstra
@@ -58,7 +58,7 @@ def model_of(folder: Path, entry: dict[str, Any], function: str) -> VQA:
     labels = tuple(f"answer {index}" for index in range(entry["config"]["answer_size"]))
     attention = function.removesuffix("_exact")
     converted = convert(
-        Official(entry["id"], tensors, config=given, labels=labels, attention=attention)
+        Original(entry["id"], tensors, config=given, labels=labels, attention=attention)
     )
     config = converted.config
     if function == "tvmax_exact":

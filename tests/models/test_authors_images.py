@@ -14,7 +14,7 @@ from places import TESTS
 
 from saccade.models.image_decoding import decode
 from saccade.models.official.authors_images import authors_images, with_published
-from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.conversion import Conversion, Original
 from saccade.models.official.convert import SOURCES
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sot.config import SoTConfig
@@ -78,8 +78,8 @@ def preprocessing_of(case: dict[str, Any]) -> Preprocessing:
     source = "open-clip" if name == "preprocess_cfg" else "swin"
     usual = authors_images(source, Sizes(case)).preprocessing
     config = SoTConfig(channels=3, mean=usual.mean, std=usual.std)
-    converted = Converted("sot", config, {}, {}, usual)
-    preprocessing = with_published(converted, Official("", {}, {name: fields})).preprocessing
+    converted = Conversion("sot", config, {}, {}, usual)
+    preprocessing = with_published(converted, Original("", {}, {name: fields})).preprocessing
     assert preprocessing is not None
     return preprocessing
 

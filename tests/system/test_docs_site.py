@@ -15,7 +15,7 @@ from places import ROOT, module_at
 
 import saccade
 from saccade.core.errors import DISTRIBUTION
-from saccade.exporter.exported import ExportOptions
+from saccade.exporter.export import ExportOptions
 from saccade.serving.commands import cli
 
 yaml = pytest.importorskip("yaml", reason=f"pyyaml is missing: pip install '{DISTRIBUTION}[dev]'")

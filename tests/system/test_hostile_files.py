@@ -36,8 +36,8 @@ from saccade.exporter.artefact.frontier import read_frontier  # noqa: E402
 from saccade.exporter.artefact.manifest import read_manifest  # noqa: E402
 from saccade.models.data.datasets import load_data  # noqa: E402
 from saccade.models.data.token_states import token_states  # noqa: E402
-from saccade.models.official.declared import names_from, object_from  # noqa: E402
-from saccade.models.official.reading import read_tensors  # noqa: E402
+from saccade.models.official.json_files import names_from, object_from  # noqa: E402
+from saccade.models.official.tensor_files import read_tensors  # noqa: E402
 from saccade.models.sparo.ranking import read_selection  # noqa: E402
 from saccade.models.training.loop import read_state  # noqa: E402
 from saccade.models.training.options import parse_overrides  # noqa: E402

@@ -19,7 +19,7 @@ from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import BuildOptions, BuiltFolder, Packages
 from saccade.models.interface import Arrays
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 
 # Metadata of a graph that was made from an exported file: the SHA-256 of that file.
 SOURCE = "saccade_exported_sha256"

@@ -27,7 +27,7 @@ from saccade.exporter.runtimes.tensorrt.modules import (
     takes_plugins,
 )
 from saccade.plugins.availability import TENSORRT_LIBRARY
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.asked import Once, here
+from saccade.models.data.options import Once, here
 from saccade.models.data.samples.source import RowUnreadable, SampleSource
 from saccade.models.image_decoding import FORMATS, ImageInput, ImageRefused, fit, opened, upright
 

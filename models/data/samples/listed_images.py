@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Self
 from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError
 from saccade.core.json_text import stream_json
-from saccade.models.data.samples.folders import visible
 from saccade.models.data.samples.formats import PATTERN, matching, splits_of
 from saccade.models.data.samples.source import (
     PATH,
@@ -23,6 +22,7 @@ from saccade.models.data.samples.source import (
     numbered,
     reading,
     refusal,
+    visible,
 )
 from saccade.models.data.samples.tables import TEXT_TABLES, USUAL, Columns, Root, columns_in, lines
 from saccade.models.data.splits import SPLITS

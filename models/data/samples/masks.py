@@ -11,14 +11,16 @@ from PIL import Image
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import read_regular
-from saccade.models.data.samples.folders import files_in, is_image, visible
 from saccade.models.data.samples.images import Images
 from saccade.models.data.samples.source import (
     FolderFiles,
     RowUnreadable,
+    files_in,
     given_splits,
+    is_image,
     left_out,
     split_named,
+    visible,
 )
 from saccade.models.image_decoding import FORMATS, ImageInput, ImageRefused, fit
 

@@ -41,7 +41,7 @@ def _answers(value: Any) -> tuple[str, ...] | None:
 ANSWERS = Cell("an answer, as text", _answers)
 
 
-class AskedImages(ListedImages):
+class QuestionSource(ListedImages):
     """Images with questions; question i is `texts[i]`, about the image of row `owner[i]`.
 
     Shapes: owner [q] int64; kinds and types of the questions, see `kind` and `type_of`.
@@ -160,17 +160,17 @@ class AskedImages(ListedImages):
         return self._known.setdefault(text, len(self._known))
 
 
-def open_questions(name: str, given: DataDescription) -> AskedImages:
+def open_questions(name: str, given: DataDescription) -> QuestionSource:
     """List the images and questions of a file, a folder, or a pattern of files.
 
     VQA's annotations are found beside the questions by their name.
 
     Raises: SaccadeError if there is none, or they cannot be used.
     """
-    return AskedImages.opened(name, given)
+    return QuestionSource.opened(name, given)
 
 
-def _add_pairs(source: AskedImages, files: Sequence[tuple[Path, int]]) -> None:
+def _add_pairs(source: QuestionSource, files: Sequence[tuple[Path, int]]) -> None:
     asked = [(file, split) for file, split in files if "questions" in file.name]
     answered = {file for file, _ in files if "annotations" in file.name}
     if not asked:

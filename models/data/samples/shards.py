@@ -10,8 +10,7 @@ from typing import IO, Any, ClassVar, NamedTuple
 
 from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.json_text import parse_json
-from saccade.models.data.samples.folders import SUFFIXES
-from saccade.models.data.samples.source import RowUnreadable, is_hidden, numbered, reading
+from saccade.models.data.samples.source import SUFFIXES, RowUnreadable, is_hidden, numbered, reading
 from saccade.models.data.samples.tables import MASKS, SENTENCES, USUAL, Table, Usual
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count, Natural
 from saccade.models.official.authors_images import PreprocessCfg, authors_images
-from saccade.models.official.conversion import Converted, Official, Reading
-from saccade.models.official.declared import at, check_stated, declared, flattened
+from saccade.models.official.conversion import Conversion, Original, Reading
+from saccade.models.official.json_files import at, check_stated, declared, flattened
 from saccade.models.official.sources.vit import convert_vit
 from saccade.models.official.tables import Row, Rows, as_rows, part, rows_of, scalar, transposed
 from saccade.models.sparo.config import SparoConfig
@@ -124,7 +124,7 @@ def _rows(text: str) -> Rows:
     )
 
 
-def convert(official: Official) -> Converted:
+def convert(official: Original) -> Conversion:
     """Read a CLIP; its model JSON has what tensors do not tell: quick_gelu, average pooling.
 
     Of a model whose image tower is timm's, as in SigLIP, only that tower is read.
@@ -153,7 +153,7 @@ def convert(official: Official) -> Converted:
     return converted(official, reading, SparoConfig(**fields), "open-clip")
 
 
-def model_json(official: Official) -> CLIPJson:
+def model_json(official: Original) -> CLIPJson:
     """Return the model's part of an OpenCLIP JSON.
 
     Raises: SaccadeError if it names towers that are not supported.
@@ -168,12 +168,12 @@ def model_json(official: Official) -> CLIPJson:
 
 
 def converted(
-    official: Official,
+    official: Original,
     reading: Reading,
     config: SparoConfig,
     source: str,
     notes: tuple[str, ...] = (),
-) -> Converted:
+) -> Conversion:
     """Return the tensors of a CLIP of this configuration under our names.
 
     Raises: SaccadeError if the given vocabulary is too small.
@@ -189,7 +189,7 @@ def converted(
     return reading.converted(official, "sparo", config, images, notes + text_notes(config))
 
 
-def with_vocabulary(official: Official, config: SparoConfig) -> SparoConfig:
+def with_vocabulary(official: Original, config: SparoConfig) -> SparoConfig:
     """Return the configuration with the merges of --vocabulary, if it is given.
 
     Raises: SaccadeError if they are not those of a vocabulary of this size.
@@ -217,7 +217,7 @@ def text_notes(config: SparoConfig) -> tuple[str, ...]:
     )
 
 
-def _timm_tower(official: Official) -> Converted:
+def _timm_tower(official: Original) -> Conversion:
     """Read the image tower of a model, which is timm's.
 
     Raises: SaccadeError if it is not a ViT.

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count, Range
 from saccade.models.official.authors_images import AuthorsImages
-from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.declared import declared, numbered, refused
+from saccade.models.official.conversion import Conversion, Original
+from saccade.models.official.json_files import declared, numbered, refused
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo.config import CLIP_MEAN, CLIP_STD
 
@@ -121,7 +121,7 @@ class FolderJson(TowerJson):
 JSON = FolderJson
 
 
-def convert(official: Official) -> Converted:
+def convert(official: Original) -> Conversion:
     """Read a model that transformers saved with `save_pretrained`.
 
     Raises: SaccadeError if config.json is missing, or names a model that is not supported.
@@ -129,7 +129,7 @@ def convert(official: Official) -> Converted:
     kind = check_type(official.path, official.config or {})
     name, _, function = CONVERTERS[kind].partition(":")
     module = import_module(f"saccade.models.official.sources.{name}")
-    converted: Converted = getattr(module, function or "convert")(official)
+    converted: Conversion = getattr(module, function or "convert")(official)
     return converted
 
 
@@ -154,7 +154,7 @@ def check_type(path: str, config: Mapping[str, Any]) -> str:
     return kind
 
 
-def architecture_of(official: Official, known: tuple[str, ...]) -> str:
+def architecture_of(official: Original, known: tuple[str, ...]) -> str:
     """Return the class of the model, which decides about the head.
 
     Raises: SaccadeError if it is none of those known.
@@ -169,7 +169,7 @@ def architecture_of(official: Official, known: tuple[str, ...]) -> str:
     return str(name)
 
 
-def labels_of(official: Official, classes: int) -> tuple[str, ...]:
+def labels_of(official: Original, classes: int) -> tuple[str, ...]:
     """Return the names of --labels, or those of id2label.
 
     Raises: SaccadeError if the outputs are not the classes of one label per image, or id2label
@@ -193,7 +193,7 @@ def labels_of(official: Official, classes: int) -> tuple[str, ...]:
 
 
 def images_of(
-    official: Official, json: ModelJson, *, resampled: bool = False
+    official: Original, json: ModelJson, *, resampled: bool = False
 ) -> tuple[AuthorsImages, dict[str, Any]]:
     """Return the preprocessing of a model, and the fields of our configuration about images.
 
@@ -277,7 +277,7 @@ class ProcessorJson:
     image_std: tuple[float, ...] | None = None
 
 
-def processor_images(official: Official, channels: int) -> AuthorsImages:
+def processor_images(official: Original, channels: int) -> AuthorsImages:
     """Return the preprocessing that the folder's image processor describes.
 
     Raises: SaccadeError if there is none, or it has a step or a class that is not supported.

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from saccade.core.schema import Count
-from saccade.models.official.conversion import Converted, Official, Reading
-from saccade.models.official.declared import declared, refused
+from saccade.models.official.conversion import Conversion, Original, Reading
+from saccade.models.official.json_files import declared, refused
 from saccade.models.official.sources.clip import CLIP_VOCABULARY, text_notes, with_vocabulary
 from saccade.models.official.sources.hugging_face import (
     Epsilon,
@@ -82,7 +82,7 @@ class ProjectionJson:
     projection_dim: Count = 512
 
 
-def convert(official: Official) -> Converted:
+def convert(official: Original) -> Conversion:
     """Read a CLIP: the class token of an image and the end token of a text, both projected.
 
     Raises: SaccadeError if an option of its configuration is not supported.
@@ -119,7 +119,7 @@ def convert(official: Official) -> Converted:
     return reading.converted(official, "sparo", config, images, notes)
 
 
-def _tower(official: Official, name: str) -> tuple[Mapping[str, Any], str]:
+def _tower(official: Original, name: str) -> tuple[Mapping[str, Any], str]:
     """Return the JSON of one tower, and its place; an image tower alone has it at the top level."""
     config = official.config or {}
     # The older `vision_config_dict` wins in transformers, too.
@@ -130,7 +130,7 @@ def _tower(official: Official, name: str) -> tuple[Mapping[str, Any], str]:
     return config if alone else {}, f"{official.path}: config.json"
 
 
-def _text_fields(official: Official, vision: VisionJson) -> dict[str, Any]:
+def _text_fields(official: Original, vision: VisionJson) -> dict[str, Any]:
     text, where = _tower(official, "text_config")
     json = declared(TextJson, text, where)
     for name in ("hidden_act", "layer_norm_eps"):
@@ -193,7 +193,7 @@ class SigLIPJson(TransformerJson):
     vision_use_head: bool = True
 
 
-def convert_siglip(official: Official) -> Converted:
+def convert_siglip(official: Original) -> Conversion:
     """Read a classifier as family 'sot', the image tower of others as images only of 'sparo'.
 
     Raises: SaccadeError if an option of its configuration is not supported.

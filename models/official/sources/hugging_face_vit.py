@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count
-from saccade.models.official.conversion import Converted, Official, Reading
-from saccade.models.official.declared import declared, refused
+from saccade.models.official.conversion import Conversion, Original, Reading
+from saccade.models.official.json_files import declared, refused
 from saccade.models.official.sources.hugging_face import (
     LAYERS,
     QKV,
@@ -99,7 +99,7 @@ _UNUSED = {
 }
 
 
-def convert(official: Official) -> Converted:
+def convert(official: Original) -> Conversion:
     """Read a classifier as family 'sot', a model without classifier as images only of 'sparo'.
 
     Raises: SaccadeError if an option of its configuration is not supported.

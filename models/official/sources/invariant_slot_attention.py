@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.conversion import Converted, Official, Reading
-from saccade.models.official.declared import declared
+from saccade.models.official.conversion import Conversion, Original, Reading
+from saccade.models.official.json_files import declared
 from saccade.models.official.tables import Row, Rows
 from saccade.models.slot_attention.config import SlotConfig
 
@@ -94,7 +94,7 @@ def _normed_mlp(ours: str, scope: str) -> Rows:
     )
 
 
-def convert(official: Official) -> Converted:
+def convert(official: Original) -> Conversion:
     """Read a SlotModel; widths come from the file, strides from --config.
 
     Raises: SaccadeError naming the keys of --config that the file does not tell.

@@ -13,8 +13,8 @@ from saccade.models.nac.generator import Circuit
 from saccade.models.nac.kernel import Kernel
 from saccade.models.nac.prune import circuit_order
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.conversion import Converted, Official, Reading
-from saccade.models.official.declared import check_stated, declared, flattened
+from saccade.models.official.conversion import Conversion, Original, Reading
+from saccade.models.official.json_files import check_stated, declared, flattened
 from saccade.models.official.sources.nac_forms import (
     BACKBONE,
     GRAPH,
@@ -165,12 +165,12 @@ _PERCEIVER = (
 )
 
 
-def is_perceiver(official: Official) -> bool:
+def is_perceiver(official: Original) -> bool:
     """Return True if the file contains the Perceiver IO baseline."""
     return {"latents", "decoder_cross_attn.fn.to_q.weight"} <= official.tensors.keys()
 
 
-def perceiver_form(official: Official) -> NACForm:
+def perceiver_form(official: Original) -> NACForm:
     """Return the form of the baseline: no kernel, heads of 64 unless --config has others."""
     json = declared(NACJson, flattened(official.config))
     wide, read = json.latent_dim_head, json.cross_dim_head
@@ -178,7 +178,7 @@ def perceiver_form(official: Official) -> NACForm:
     return replace(PERCEIVER, template="", **forms)
 
 
-def convert(official: Official) -> Converted:
+def convert(official: Original) -> Conversion:
     """Read a NAC or its Perceiver IO; --config takes the run's train_config.yml as JSON.
 
     Raises: SaccadeError if the file is not a NAC, or if its model draws in evaluation and
@@ -260,7 +260,7 @@ def _notes(form: NACForm) -> tuple[str, ...]:
     )
 
 
-def _draws(official: Official, config: NACConfig, form: NACForm) -> tuple[str, ...]:
+def _draws(official: Original, config: NACConfig, form: NACForm) -> tuple[str, ...]:
     """Return notes on the draws that the authors' code makes in evaluation and ours does not.
 
     Raises: SaccadeError if there are such draws and --deterministic was not given.

@@ -9,8 +9,8 @@ from typing import Any
 
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count
-from saccade.models.official.conversion import Official, Reading
-from saccade.models.official.declared import at, declared, flattened
+from saccade.models.official.conversion import Original, Reading
+from saccade.models.official.json_files import at, declared, flattened
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
 GRAPH = "latent_graphs.0."
@@ -115,7 +115,7 @@ FULL = replace(
 )
 
 
-def form_of(official: Official) -> NACForm:
+def form_of(official: Original) -> NACForm:
     """Return the form given by --config, or by the template that the tensor names show.
 
     Raises: SaccadeError if neither tells the form.
@@ -131,7 +131,7 @@ def form_of(official: Official) -> NACForm:
     return checked(official.path, declared(NACForm, given))
 
 
-def recognised(official: Official) -> NACForm:
+def recognised(official: Original) -> NACForm:
     """Return the form of the template that has these tensor names.
 
     Raises: SaccadeError if it is not a template that the authors ship.
@@ -323,7 +323,7 @@ def last_fields(reading: Reading, read_out: str) -> dict[str, Any]:
     return {"classes": reading.shape(pooled)[0]} if pooled in reading.tensors else {}
 
 
-def image_fields(reading: Reading, official: Official) -> dict[str, Any]:
+def image_fields(reading: Reading, official: Original) -> dict[str, Any]:
     """Return the fields of the tokenizer and the image size.
 
     Raises: SaccadeError if there is no grid of positions and no size in --config.
@@ -352,7 +352,7 @@ def image_fields(reading: Reading, official: Official) -> dict[str, Any]:
     }
 
 
-def _told_size(official: Official) -> tuple[int, int]:
+def _told_size(official: Original) -> tuple[int, int]:
     json = declared(NACJson, flattened(official.config))
     side = json.input_size or json.data_size
     if not isinstance(side, int) or side < 1:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from saccade.core.schema import Count
 from saccade.models.official.authors_images import AuthorsImages, authors_images
-from saccade.models.official.conversion import Converted, Official, Reading
-from saccade.models.official.declared import declared, refused
+from saccade.models.official.conversion import Conversion, Original, Reading
+from saccade.models.official.json_files import declared, refused
 from saccade.models.official.sources.hugging_face import (
     ModelJson,
     architecture_of,
@@ -69,7 +69,7 @@ def _torchvision_rows(prefix: str) -> tuple[Row, ...]:
     )
 
 
-def convert(official: Official) -> Converted:
+def convert(official: Original) -> Conversion:
     """Read a ResNet with torchvision's names; without `fc`, it becomes an embedding.
 
     The image is 224 pixels wide unless the JSON has {"img_size": ...}.
@@ -92,7 +92,7 @@ def convert(official: Official) -> Converted:
     return _converted(official, reading, fields, None)
 
 
-def convert_transformers(official: Official) -> Converted:
+def convert_transformers(official: Original) -> Conversion:
     """Read a ResNet of transformers: a classifier, or without one an embedding.
 
     Raises: SaccadeError if an option of its configuration is not supported.
@@ -116,8 +116,8 @@ def convert_transformers(official: Official) -> Converted:
 
 
 def _converted(
-    official: Official, reading: Reading, fields: dict[str, Any], images: AuthorsImages | None
-) -> Converted:
+    official: Original, reading: Reading, fields: dict[str, Any], images: AuthorsImages | None
+) -> Conversion:
     """Return a classifier of family 'sot', or an embedding of family 'sparo'."""
     classes = reading.size("fc.weight", default=1)
     fixed = {"trunk": "resnet", "patch_px": STEM_PX, "pooling": "gap", "fusion": "visual"}

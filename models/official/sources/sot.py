@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.conversion import Converted, Official, Reading
-from saccade.models.official.declared import at, check_stated, declared
+from saccade.models.official.conversion import Conversion, Original, Reading
+from saccade.models.official.json_files import at, check_stated, declared
 from saccade.models.official.sources.timm import VIT_BLOCKS, block_fields, classifier, token_rows
 from saccade.models.official.tables import Row, Rows, rows_of
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
@@ -178,7 +178,7 @@ def _side_px(reading: Reading, prefix: str, kind: str, img_size: Any) -> int:
     return int(side)
 
 
-def convert(official: Official) -> Converted:
+def convert(official: Original) -> Conversion:
     """Read a SoT; --config takes the authors' dictionary for what the tensors do not tell.
 
     Raises: SaccadeError if the file is not a SoT, or a part of it is unknown.

@@ -11,8 +11,8 @@ from typing import Any
 
 from saccade.core.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.conversion import Converted, Official, Reading
-from saccade.models.official.declared import check_stated, flattened
+from saccade.models.official.conversion import Conversion, Original, Reading
+from saccade.models.official.json_files import check_stated, flattened
 from saccade.models.official.sources.clip import (
     CLIPJson,
     converted,
@@ -33,7 +33,7 @@ _TIED = "a copy of the keys' projection, with which the values share it"
 _EQUATION_2 = "cont:const"  # the type that is assumed without a JSON
 
 
-def convert(official: Official) -> Converted:
+def convert(official: Original) -> Conversion:
     """Read a CLIP with slots; without a JSON, type cont:const and exact GELU are assumed.
 
     Raises: SaccadeError if there is no read-out, or the JSON contradicts the file.
@@ -128,7 +128,7 @@ _DINO_ROWS = (
 )
 
 
-def convert_dino(official: Official) -> Converted:
+def convert_dino(official: Original) -> Conversion:
     """Read the image tower of one network (teacher or student), without its training head.
 
     Raises: SaccadeError if the file has no read-out, or is not a ViT for square images.

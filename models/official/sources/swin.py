@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.schema import Count, Natural, Range
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.conversion import Converted, Official, Reading
-from saccade.models.official.declared import declared
+from saccade.models.official.conversion import Conversion, Original, Reading
+from saccade.models.official.json_files import declared
 from saccade.models.official.sources.hugging_face import (
     LAYERS,
     QKV,
@@ -77,7 +77,7 @@ class SwinArguments:
 JSON = SwinJson
 
 
-def convert(official: Official) -> Converted:
+def convert(official: Original) -> Conversion:
     """Read a Swin, whose tokens are averaged and classified, or pooled by SoT's head.
 
     Without a classifier, it becomes an embedding of family 'sparo'.
@@ -118,7 +118,7 @@ def convert(official: Official) -> Converted:
     return classifier(official, reading, config, images, notes)
 
 
-def _fields(reading: Reading, official: Official, json: SwinJson) -> dict[str, Any]:
+def _fields(reading: Reading, official: Original, json: SwinJson) -> dict[str, Any]:
     """Return the fields of the trunk."""
     dim, channels, patch, _ = reading.shape("patch_embed.proj.weight", 4)
     second = _LOG_SCALE in reading.tensors
@@ -193,7 +193,7 @@ class TransformersSwin(ModelJson):
     pretrained_window_sizes: tuple[Natural, ...] | None = None
 
 
-def convert_transformers(official: Official) -> Converted:
+def convert_transformers(official: Original) -> Conversion:
     """Read a Swin of transformers, whose tokens are averaged and classified.
 
     Raises: SaccadeError if an option of its configuration is not supported.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from saccade.models.official.authors_images import PretrainedCfg, authors_images, published
-from saccade.models.official.conversion import Converted, Official, Reading
+from saccade.models.official.conversion import Conversion, Original, Reading
 from saccade.models.official.tables import Row, Rows, as_rows, as_vector, rows_of, stacked_rows
 from saccade.models.sot.config import SoTConfig
 from saccade.models.sparo.config import Pooling, SparoConfig
@@ -67,13 +67,13 @@ _TORCHVISION = (
 )
 
 
-def is_torchvision(official: Official) -> bool:
+def is_torchvision(official: Original) -> bool:
     """Return True if a file's keys are those of torchvision's ViT or Swin."""
     keys = {*(official.backbone or {}), *official.tensors}
     return not {"conv_proj.weight", "features.0.0.weight"}.isdisjoint(keys)
 
 
-def timm_reading(official: Official) -> Reading:
+def timm_reading(official: Original) -> Reading:
     """Read a file of timm or torchvision, and that of --backbone, by timm's names."""
     tensors = {**(official.backbone or {}), **official.tensors}
     if not is_torchvision(official):
@@ -136,14 +136,14 @@ NOTES: dict[Pooling, str] = {
 
 
 def embedding(
-    official: Official,
+    official: Original,
     reading: Reading,
     shape: TrunkShape,
     rows: Rows,
     images: "str | AuthorsImages",
     pooling: Pooling = "mean",
     notes: tuple[str, ...] = (),
-) -> Converted:
+) -> Conversion:
     """Return a trunk, whose rows have SoT's names, as an embedding of family 'sparo'.
 
     `images` are its preprocessing, or the source whose authors' it is.
@@ -183,12 +183,12 @@ def _placed(row: Row, config: SparoConfig) -> Rows:
 
 
 def classifier(
-    official: Official,
+    official: Original,
     reading: Reading,
     config: SoTConfig,
     images: "AuthorsImages",
     notes: tuple[str, ...] = (),
-) -> Converted:
+) -> Conversion:
     """Return a trunk with its head as a model of family 'sot'."""
     exact = None
     if config.second_order and config.normalization == "svpn-fast" and config.svpn_epsilon:

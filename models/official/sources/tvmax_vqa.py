@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, cast
 from saccade.core.checks import nearest
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count
-from saccade.models.official.conversion import Converted, Official, Reading
-from saccade.models.official.declared import at, check_stated, declared, unknown_key
+from saccade.models.official.conversion import Conversion, Original, Reading
+from saccade.models.official.json_files import at, check_stated, declared, unknown_key
 from saccade.models.official.tables import Row, Rows, rows_of
 from saccade.models.vqa.config import Attention, Sparse, VQAConfig
 
@@ -88,7 +88,7 @@ def _rows(place: str) -> Rows:
     )
 
 
-def convert(official: Official) -> Converted:
+def convert(official: Original) -> Conversion:
     """Read the network with the authors' normalization and solver, and its exact form.
 
     Raises: SaccadeError if the file is of another network, or if something is unknown: the output
@@ -112,7 +112,7 @@ def convert(official: Official) -> Converted:
     return reading.converted(official, "vqa", config, notes=tuple(notes), exact=exact)
 
 
-def _check(official: Official) -> None:
+def _check(official: Original) -> None:
     wanted = ("embedding.weight", "img_feat_linear.weight", "proj.weight", "lstm.weight_ih_l0")
     missing = [key for key in wanted if key not in official.tensors]
     if missing:
@@ -133,7 +133,7 @@ def _check(official: Official) -> None:
         )
 
 
-def _config(official: Official, reading: Reading, json: VQAJson) -> VQAConfig:
+def _config(official: Original, reading: Reading, json: VQAJson) -> VQAConfig:
     dim, features = reading.shape("img_feat_linear.weight", 2)
     tokens, word_dim = reading.shape("embedding.weight", 2)
     answers, pool_dim = reading.shape("proj.weight", 2)
@@ -206,7 +206,7 @@ def _place(json: VQAJson, features: int) -> dict[str, Any]:
     return {"image": "grid", "rows": rows, "feature_dim": features, "grid": grid}
 
 
-def _box_attention(official: Official, json: VQAJson) -> Sparse:
+def _box_attention(official: Original, json: VQAJson) -> Sparse:
     if official.attention == "tvmax" and json.image == "boxes":
         raise SaccadeError(
             f"{official.path}: boxes have no neighbors, so --attention tvmax does not work with "

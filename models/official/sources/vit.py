@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count
 from saccade.models.official.authors_images import PreprocessCfg, PretrainedCfg, authors_images
-from saccade.models.official.conversion import Converted, Official, Reading
-from saccade.models.official.declared import declared
+from saccade.models.official.conversion import Conversion, Original, Reading
+from saccade.models.official.json_files import declared
 from saccade.models.official.sources.sot import HeadJson, head_place, read_head
 from saccade.models.official.sources.timm import (
     VIT_BLOCKS,
@@ -113,7 +113,7 @@ def mean_bias(first: "Tensor", second: "Tensor") -> "Tensor":
     return (first + second) / 2
 
 
-def convert(official: Official) -> Converted:
+def convert(official: Original) -> Conversion:
     """Read a ViT: LayerNorm epsilon 1e-6, pixels from -1 to 1 (torchvision's: with ImageNet's mean
     and standard deviation), a class token or, as in SigLIP, none.
 
@@ -131,7 +131,7 @@ def convert(official: Official) -> Converted:
     return convert_vit(official, "vit", _HALF, _HALF)
 
 
-def convert_deit(official: Official) -> Converted:
+def convert_deit(official: Original) -> Conversion:
     """Read a DeiT: a ViT with ImageNet's mean and standard deviation.
 
     A distilled DeiT returns the mean of its two classifiers, as in its authors' evaluation.
@@ -142,8 +142,8 @@ def convert_deit(official: Official) -> Converted:
 
 
 def convert_vit(
-    official: Official, source: str, mean: tuple[float, ...], std: tuple[float, ...]
-) -> Converted:
+    official: Original, source: str, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Conversion:
     """Read a ViT or DeiT, with the preprocessing of that source's authors.
 
     Without a classifier, as timm's DINOv2, or with an attention pooling, as SigLIP, it becomes an
@@ -181,7 +181,7 @@ def _count(names: tuple[str, ...], registers: int) -> int:
 
 
 def _fields(
-    reading: Reading, official: Official, json: ViTJson, names: tuple[str, ...]
+    reading: Reading, official: Original, json: ViTJson, names: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return the fields of the trunk; `names` are those of the tokens before the patches."""
     dim, channels, side, _ = reading.shape("patch_embed.proj.weight", 4)
@@ -247,7 +247,7 @@ def _activation(json: ViTJson) -> str:
     return own.act_layer or usual
 
 
-def _pooling(official: Official, reading: Reading, fields: Mapping[str, Any]) -> Pooling:
+def _pooling(official: Original, reading: Reading, fields: Mapping[str, Any]) -> Pooling:
     """Return how the tokens become an embedding, as for transformers' models.
 
     It is the class token after the last norm; without one, what the attention pooling reads, or

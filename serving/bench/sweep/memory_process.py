@@ -10,7 +10,7 @@ import numpy as np
 
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.runtimes.runtime import loaded, runtime_named
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 from saccade.serving.bench.work import works_of
 
 BATCH = 8

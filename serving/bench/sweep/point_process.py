@@ -10,7 +10,7 @@ from saccade.core.errors import SaccadeError
 from saccade.core.files import write_atomically
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.tasks import EvaluateOptions, SplitName, TaskName
-from saccade.exporter.exported import ExportOptions, export
+from saccade.exporter.export import ExportOptions, export
 from saccade.models.scores.results import EvaluationResult
 
 

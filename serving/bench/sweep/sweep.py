@@ -21,9 +21,9 @@ from saccade.exporter.evaluation.evaluated_model import subjects_of_folder
 from saccade.exporter.evaluation.tasks import EvaluateOptions, task_asked
 from saccade.exporter.runtimes.runtime import BuildOptions, Runtime, build, runtime_named
 from saccade.models.checkpoint import Checkpoint, load
-from saccade.models.data.loaded_once import loaded_once
+from saccade.models.data.options import loaded_once
 from saccade.models.sparo.select import selected_checkpoint
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 from saccade.serving.bench import report
 from saccade.serving.bench.bench import BenchReport
 from saccade.serving.bench.measurement import by_cost, content

@@ -23,7 +23,7 @@ from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.tasks import Inputs, inputs_of
 from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import Runtime, loaded, ops_of, runtime_named
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 from saccade.serving.bench import in_process, served
 from saccade.serving.bench.in_process import Calls, InProcessLoad
 from saccade.serving.bench.load import LoadResult, StreamResult

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from saccade.core.errors import MissingPackage, SaccadeError, require
-from saccade.core.escaped import escaped_message
+from saccade.core.escaping import escaped_message
 from saccade.core.options import Options
 from saccade.core.schema import Positive
 from saccade.serving.commands.command import Answer, Result

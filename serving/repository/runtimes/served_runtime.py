@@ -13,7 +13,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.gpu import Gpu
 from saccade.exporter.runtimes.runners import Runner
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 from saccade.serving.repository.model_config import MAX_BATCH, MODEL_FILE
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.report import Target

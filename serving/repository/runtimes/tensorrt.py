@@ -14,7 +14,7 @@ from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.gpu import Gpu, gpu_at_hand
 from saccade.exporter.runtimes.runners import Runner
 from saccade.plugins.availability import TENSORRT_LIBRARY
-from saccade.plugins.execution import Ops
+from saccade.plugins.contract import Ops
 from saccade.serving.repository.installation import LIBRARIES
 from saccade.serving.repository.model_config import MAX_BATCH
 from saccade.serving.repository.options import RepositoryOptions

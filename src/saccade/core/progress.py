@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from saccade.core.escaped import escaped_line
+from saccade.core.escaping import escaped_line
 from saccade.core.verbosity import is_quiet
 
 LOGGER = logging.getLogger("saccade.progress")
@@ -79,7 +79,7 @@ def pace(done: float, began_s: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
-class Counted:
+class StepCounter:
     """An `Advance` for one piece of work, which counts its steps and adds a heading to notes."""
 
     def __init__(self, advance: Advance, heading: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from saccade.core.escaped import escaped_message
+from saccade.core.escaping import escaped_message
 
 _LEVEL = ContextVar("saccade_verbosity", default=logging.INFO)
 

@@ -259,7 +259,7 @@ def test_refuses_budgets_that_make_no_variant() -> None:
 def test_needs_no_framework() -> None:
     code = (
         "import sys, saccade.exporter.artefact.manifest, saccade.exporter.artefact.variant, "
-        "saccade.exporter.exported, saccade.exporter.gate.gate, saccade.exporter.gate.metrics, "
+        "saccade.exporter.export, saccade.exporter.gate.gate, saccade.exporter.gate.metrics, "
         "saccade.exporter.runtimes.runners\n"
         "print({'torch', 'onnx', 'onnxruntime', 'rich'} & set(sys.modules))"
     )

@@ -272,8 +272,8 @@ def test_checkpoint_and_files_score_alike(tiny_checkpoint: Path, tiny_folder: Pa
     assert json.dumps(ours.to_dict()) and len(render(ours.results).rows) == 8
 
 
-def labelled(names: tuple[str, ...], labels: list[int]) -> classification.Labelled:
-    return classification.Labelled({}, np.array(labels), names, name="mine", digest=lambda: "")
+def labelled(names: tuple[str, ...], labels: list[int]) -> classification.LabeledInputs:
+    return classification.LabeledInputs({}, np.array(labels), names, name="mine", digest=lambda: "")
 
 
 def test_classes_in_another_order_or_missing_are_those_of_the_model():

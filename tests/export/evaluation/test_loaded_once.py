@@ -21,7 +21,7 @@ from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint
 from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.data.datasets import HELD_OUT
-from saccade.models.data.loaded_once import keeps_loaded, loaded_once
+from saccade.models.data.options import keeps_loaded, loaded_once
 from saccade.models.families import build
 
 

@@ -14,7 +14,7 @@ from saccade.exporter.evaluation import classification, matching
 from saccade.exporter.evaluation.evaluated_model import EvaluatedFunction, EvaluatedModel
 from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.data.datasets import load_data
-from saccade.models.data.own_texts import load_contrasts, load_pairs
+from saccade.models.data.image_texts import load_contrasts, load_pairs
 from saccade.models.data.scene_texts import CAPTION_TOKENS, CAPTION_WORDS
 from saccade.models.interface import Arrays, TensorSpec
 from saccade.models.preprocessing import Preprocessing

@@ -13,7 +13,7 @@ from family_folders import family_folder
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.gate import reference as references
-from saccade.exporter.gate.further import Scored, compare_further
+from saccade.exporter.gate.further_samples import ScoreReference, compare_further
 from saccade.exporter.gate.gate import measure, verify
 from saccade.exporter.gate.reference import Reference
 from saccade.exporter.graph.samples import THOROUGH, gate_sizes, samples_of
@@ -82,7 +82,7 @@ def change(count: int, wrong: Callable[[np.ndarray], np.ndarray], seconds: float
 
     part = Component("", (TensorSpec("image", "b 1", "int64"),), ("logits",), run=dict)
     data: Any = Data(count)
-    scored = Scored(data, part, lambda: answers(lambda x: x < 0, []))
+    scored = ScoreReference(data, part, lambda: answers(lambda x: x < 0, []))
     ticks = iter(range(10**6))
     asked: list[int] = []
     run = answers(wrong, asked)
@@ -129,7 +129,7 @@ def test_batches_grow_while_there_is_time() -> None:
 
         drawn = {"image": -1 - np.arange(noise)[:, None]}
         same = lambda inputs: {"embedding": inputs["image"]}  # noqa: E731
-        scored = Scored(data, part, lambda: same, lambda: drawn)
+        scored = ScoreReference(data, part, lambda: same, lambda: drawn)
         further = compare_further(run, scored, 1.0, seconds, lambda: now[0])
         assert further.score is None
         for answers in (*further.answers, further.expected):
@@ -213,11 +213,15 @@ def test_a_family_has_its_own_score(tiny_nac: Callable[..., Any], tmp_path: Path
         return {"logits": np.zeros((len(inputs["image"]), 10))}
 
     own = replace(part, score=lambda outputs, labelled: 0.25)
-    further = compare_further(run, Scored(checkpoint, own, lambda: run), 1.0, 0.0, lambda: 0.0)
+    further = compare_further(
+        run, ScoreReference(checkpoint, own, lambda: run), 1.0, 0.0, lambda: 0.0
+    )
     found = further.score
     assert found is not None and (found.points, found.low, found.high) == (0, None, None)
     none = replace(part, score=lambda outputs, labelled: float("nan"))
-    further = compare_further(run, Scored(checkpoint, none, lambda: run), 1.0, 0.0, lambda: 0.0)
+    further = compare_further(
+        run, ScoreReference(checkpoint, none, lambda: run), 1.0, 0.0, lambda: 0.0
+    )
     assert further.score is None
 
 

@@ -30,7 +30,7 @@ from saccade.exporter.gate.metrics import (
     thresholds_of,
     top1_flips,
 )
-from saccade.exporter.gate.reference import Expected
+from saccade.exporter.gate.reference import ExpectedAnswers
 from saccade.exporter.gate.report import GateReport, VariantReport, loosened
 from saccade.exporter.graph.samples import THOROUGH, GateSizes, Samples, samples_of
 from saccade.models.interface import Component, TensorSpec, component_named
@@ -223,7 +223,7 @@ def test_each_wrong_answer_has_its_figure(case: str) -> None:
     labels = truth({"image": image})["logits"].argmax(axis=-1)[: THOROUGH.real_inputs]
     samples = Samples({"image": image}, {"labels": labels})
     right = truth({"image": image})
-    expected_answers = Expected(COMPONENT, samples, right, lambda _: [right])
+    expected_answers = ExpectedAnswers(COMPONENT, samples, right, lambda _: [right])
     parity = measure([lambda: run], expected_answers, "fp32", {})
     actual = set(exceeded(parity.figures, parity.thresholds))
     # What is not a number also loses its cosine; the figures named are the least expected.
@@ -250,7 +250,7 @@ def test_a_row_that_float32_cannot_hold_is_held_against_the_model_in_float32() -
             asked = [place[row.tobytes()] for row in inputs["image"]]
             return {name: answer[asked] for name, answer in answers.items()}
 
-        expected = Expected(COMPONENT, samples, right, lambda _: [right, off(own)])
+        expected = ExpectedAnswers(COMPONENT, samples, right, lambda _: [right, off(own)])
         parity = measure([lambda: run], expected, "fp32", {})
         return parity.passed, parity.figures
 
@@ -317,7 +317,7 @@ def asked(run: Any, *others: Any) -> set[str]:
     right = truth({"image": image})
     labels = right["logits"].argmax(axis=-1)[: THOROUGH.real_inputs]
     samples = Samples({"image": image}, {"labels": labels})
-    expected = Expected(COMPONENT, samples, right, lambda _: [right])
+    expected = ExpectedAnswers(COMPONENT, samples, right, lambda _: [right])
     parity = measure([partial(opened, each) for each in (run, *others)], expected, "fp32", {})
     return set(exceeded(parity.figures, parity.thresholds))
 

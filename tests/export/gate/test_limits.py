@@ -19,7 +19,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.gate import metrics
 from saccade.exporter.gate.bisect import departure
-from saccade.exporter.gate.gate import Expected, measure
+from saccade.exporter.gate.gate import ExpectedAnswers, measure
 from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS, WHOLE, relative_error, thresholds_of
 from saccade.exporter.gate.report import GateReport
 from saccade.exporter.graph.samples import Samples
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def passes_gate(actual: np.ndarray, precision: str, folder: Path) -> bool:
-    expected = Expected(
+    expected = ExpectedAnswers(
         COMPONENT, Samples({"image": IMAGE}, {}), {"logits": RIGHT}, lambda _: [{"logits": RIGHT}]
     )
     return measure([lambda: lambda inputs: {"logits": actual}], expected, precision, {}).passed

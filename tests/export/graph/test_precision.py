@@ -20,7 +20,7 @@ from saccade.core.errors import GateFailed, SaccadeError
 from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import read_manifest, write_manifest
-from saccade.exporter.exported import ExportedModel, ExportOptions, export
+from saccade.exporter.export import ExportedModel, ExportOptions, export
 from saccade.exporter.gate.gate import verify
 from saccade.exporter.gate.metrics import (
     FLOORS,

@@ -23,10 +23,9 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.evaluation import classification
 from saccade.exporter.evaluation.calibrate import calibrate
-from saccade.exporter.policy.certificate import check_certificates
-from saccade.exporter.policy.certify import NotCertified
+from saccade.exporter.policy.certify import MissingCertificate
 from saccade.exporter.policy.options import CalibrateOptions
-from saccade.exporter.policy.policy import read_policies
+from saccade.exporter.policy.policy import check_certificates, read_policies
 from saccade.models.data.datasets import load_data
 from saccade.serving.commands import cli
 
@@ -404,10 +403,10 @@ def test_one_variant_leaves_nothing_to_stop_at(folder, images):
 def test_a_bound_below_the_risk_is_not_blamed_on_the_data():
     from saccade.exporter.evaluation.calibrate import rendered
 
-    (line,) = rendered(None, [NotCertified(0.01, 0.0099, 499)]).renderables
+    (line,) = rendered(None, [MissingCertificate(0.01, 0.0099, 499)]).renderables
     assert "the cheapest chain that meets it is not faster" in str(line)
     assert "measure again with `saccade bench`" in str(line)
-    (line,) = rendered(None, [NotCertified(0.01, 0.02, 499)]).renderables
+    (line,) = rendered(None, [MissingCertificate(0.01, 0.02, 499)]).renderables
     assert "499 samples would do" in str(line)
 
 

@@ -10,9 +10,9 @@ from scipy import stats
 
 from saccade.exporter.policy.answers import Answers, VariantAnswers, answers_of
 from saccade.exporter.policy.certify import (
-    Certified,
+    Certificate,
     Chain,
-    NotCertified,
+    MissingCertificate,
     certify,
     front,
     least_samples,
@@ -69,7 +69,7 @@ def test_certified_risk_is_rarely_exceeded(everybody, against):
     for seed in range(TRIALS):
         answers = drawn(everybody, seed)
         (found,) = certify(answers, (RISK,), confidence=CONFIDENCE, against=against, steps=3)
-        if isinstance(found, Certified):
+        if isinstance(found, Certificate):
             certified += 1
             exceeded += true_risk(everybody, found.chain, answers, against) > RISK
     assert certified > TRIALS / 2, "a test that certifies nothing promises nothing"
@@ -84,7 +84,7 @@ def test_data_that_chooses_need_not_be_like_the_traffic(everybody, against):
         answers = drawn(everybody, seed, easy)
         assert (answers.learn, answers.testing.n) == (1_000, SAMPLES)
         (found,) = certify(answers, (RISK,), confidence=CONFIDENCE, against=against, steps=2)
-        if isinstance(found, Certified):
+        if isinstance(found, Certificate):
             certified += 1
             assert found.shares == found.chain.shares(answers.testing)
             assert found.seconds == found.chain.seconds(answers.testing)
@@ -138,7 +138,7 @@ def test_certificate_does_not_look_at_the_samples_that_choose(everybody):
 def test_what_is_not_certified_says_what_would_do(everybody):
     answers = drawn(everybody, 0)
     (found,) = certify(answers, (0.001,), confidence=0.95, against="full", steps=3)
-    assert isinstance(found, NotCertified)
+    assert isinstance(found, MissingCertificate)
     assert found.bound > 0.001 and found.samples >= least_samples(0.001, 0.95, "full") > SAMPLES
 
 
@@ -168,7 +168,7 @@ def test_one_sample_less_than_the_least_certifies_nothing(against, risk, expecte
         drawn = [VariantAnswers("small", "s", 0.1, logits), VariantAnswers("full", "f", 1, logits)]
         answers = answers_of(drawn, np.ones(n, int), full="full", seed=0)
         (found,) = certify(answers, (risk,), confidence=0.95, against=against, steps=1)
-        return isinstance(found, Certified)
+        return isinstance(found, Certificate)
 
     fewest = next(n for n in range(expected - 3, expected + 3) if certifies(n))
     assert fewest == expected == least_samples(risk, 0.95, against)
@@ -182,7 +182,7 @@ def test_the_full_model_alone_is_not_cheaper_than_itself():
         drawn.append(VariantAnswers(name, name, seconds, rng.normal(size=(100, 4))))
     answers = answers_of(drawn, None, full="full", seed=0)
     (found,) = certify(answers, (0.2,), confidence=CONFIDENCE, against="full", steps=2)
-    assert isinstance(found, NotCertified)
+    assert isinstance(found, MissingCertificate)
 
 
 def test_a_chain_after_one_that_fails_is_not_what_was_reached():
@@ -193,5 +193,5 @@ def test_a_chain_after_one_that_fails_is_not_what_was_reached():
     variants = [VariantAnswers("small", "s", 0.1, right), VariantAnswers("full", "f", 1.0, wrong)]
     answers = answers_of(variants, labels, full="full", seed=0)
     (found,) = certify(answers, (0.02,), confidence=0.9, against="labels", steps=2)
-    assert isinstance(found, NotCertified) and found.bound > 0.02
+    assert isinstance(found, MissingCertificate) and found.bound > 0.02
     assert found.samples == least_samples(0.02, 0.9, "labels") > 170

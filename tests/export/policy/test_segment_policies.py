@@ -18,8 +18,12 @@ from saccade.core.files import json_bytes
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation import segmentation
 from saccade.exporter.policy.answers import MEASURES, VariantSegments, segment_answers_of
-from saccade.exporter.policy.certificate import CertificateReport, check_certificates
-from saccade.exporter.policy.policy import read_answers, read_policies
+from saccade.exporter.policy.policy import (
+    CertificateReport,
+    check_certificates,
+    read_answers,
+    read_policies,
+)
 from saccade.models.data.splits import SPLITS
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.serving.commands import cli

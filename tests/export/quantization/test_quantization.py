@@ -14,7 +14,7 @@ from quick_gate import FEW_SAMPLES
 
 from saccade.core.errors import GateFailed, SaccadeError
 from saccade.exporter.artefact.manifest import FileEntry, Parity, TriedRecipe, read_manifest
-from saccade.exporter.exported import ExportOptions, export
+from saccade.exporter.export import ExportOptions, export
 from saccade.exporter.gate import gate
 from saccade.exporter.gate.reference import Reference
 from saccade.exporter.quantization import quantize

@@ -80,7 +80,7 @@ def exported(tmp_path_factory):
     """The tiny model with TVMax through the gate."""
     from quick_gate import FEW_SAMPLES
 
-    from saccade.exporter.exported import ExportOptions, export
+    from saccade.exporter.export import ExportOptions, export
     from saccade.models.checkpoint import save
     from saccade.models.preprocessing import Preprocessing
 

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.asked import DataAsked
 from saccade.models.data.augment import Augmentation
 from saccade.models.data.datasets import load_data
+from saccade.models.data.options import DataOptions
 from saccade.models.data.splits import calibration_rows, stratified_split
 from saccade.models.preprocessing import Preprocessing
 
@@ -34,7 +34,7 @@ def test_digits_are_split_as_stated() -> None:
 
 @pytest.mark.parametrize("option", ["labels", "data_root"])
 def test_options_of_own_data_are_not_ignored(option) -> None:
-    asked = DataAsked(**{option: Path("names.txt")})
+    asked = DataOptions(**{option: Path("names.txt")})
     flag = option.replace("_", "-")
     with pytest.raises(SaccadeError, match=rf"--{flag} names.txt: .* but digits is .* Drop it"):
         load_data("digits", "test", asked=asked)

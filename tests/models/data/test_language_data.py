@@ -15,8 +15,8 @@ from PIL import Image
 from saccade.core import json_text
 from saccade.core.errors import SaccadeError
 from saccade.core.json_text import stream_json
-from saccade.models.data.asked import DataAsked
-from saccade.models.data.own_texts import asked_split, captioned_split
+from saccade.models.data.image_texts import captioned_split, question_split
+from saccade.models.data.options import DataOptions
 from saccade.models.data.samples.questions import open_questions
 from saccade.models.data.samples.sentences import Sentences
 from saccade.models.data.samples.source import DataDescription
@@ -89,18 +89,18 @@ def test_karpathys_file_gives_the_splits(tmp_path):
 def test_an_image_is_in_one_drawn_split_only(sets):
     source = Sentences.opened(str(sets / "tables/captions.csv"), NOTHING)
     parts = {
-        split: captioned_split(source, "x.csv", split, side_px=8, asked=DataAsked())
+        split: captioned_split(source, "x.csv", split, side_px=8, asked=DataOptions())
         for split in ("train", "validation", "test")
     }
-    named = [name for part in parts.values() for name in part.named]
+    named = [name for part in parts.values() for name in map(part.named, range(len(part)))]
     assert len(named) == len(set(named)) == 24
     assert [len(part.captions) for part in parts.values()] == [18, 2, 4]
-    assert parts["train"].dataset.images.shape == (18, 8, 8, 3)
+    assert parts["train"].images.shape == (18, 8, 8, 3)
     assert len({part.sha256 for part in parts.values()}) == 3
-    again = captioned_split(source, "x.csv", "test", side_px=8, asked=DataAsked())
+    again = captioned_split(source, "x.csv", "test", side_px=8, asked=DataOptions())
     assert again.sha256 == parts["test"].sha256
     source.sentences = [("Another.",)] * 24
-    other = captioned_split(source, "x.csv", "test", side_px=8, asked=DataAsked())
+    other = captioned_split(source, "x.csv", "test", side_px=8, asked=DataOptions())
     assert other.sha256 != again.sha256, "the hash is also that of the captions"
 
 
@@ -238,7 +238,7 @@ def test_tables_of_questions_are_read(sets, name):
 def test_all_questions_about_an_image_are_in_its_split(sets):
     source = open_questions(str(sets / "tables/questions.csv"), NOTHING)
     parts = [
-        asked_split(source, "x.csv", split, side_px=8, asked=DataAsked())
+        question_split(source, "x.csv", split, side_px=8, asked=DataOptions())
         for split in ("train", "validation", "test")
     ]
     assert [len(part.places) for part in parts] == [54, 6, 12]
@@ -333,9 +333,9 @@ def test_images_that_cannot_be_read_are_named_and_counted(sets, tmp_path, capsys
     (tmp_path / "train2014/COCO_train2014_000000000007.jpg").write_bytes(b"GIF89a")
     source = open_questions(str(tmp_path), NOTHING)
     with pytest.raises(SaccadeError, match=r"image 4: COCO_train2014_0+4\.jpg: no such file in"):
-        asked_split(source, "vqa", "all", side_px=8, asked=DataAsked())
-    part = asked_split(source, "vqa", "all", side_px=8, asked=DataAsked(skip_bad=2))
-    assert part.dataset.skipped == 2 and len(part.places) == 48
+        question_split(source, "vqa", "all", side_px=8, asked=DataOptions())
+    part = question_split(source, "vqa", "all", side_px=8, asked=DataOptions(skip_bad=2))
+    assert part.skipped == 2 and len(part.places) == 48
     assert "left out 2 of 18 rows" in capsys.readouterr().err
 
 

@@ -27,18 +27,19 @@ from PIL import Image
 
 from saccade.core import verbosity
 from saccade.core.errors import SaccadeError
-from saccade.models.data.asked import DataAsked
-from saccade.models.data.samples import coco, tables
+from saccade.models.data import segmented_images as coco
+from saccade.models.data.options import DataOptions
 from saccade.models.data.samples import images as image_file
+from saccade.models.data.samples import tables
 from saccade.models.data.samples.masks import Masks
-from saccade.models.data.segmented import SegmentedImages, segmented_images
+from saccade.models.data.segmented_images import SegmentedImages, segmented_images
 from saccade.models.preprocessing import Preprocessing
 
 FITTED = Preprocessing(12, 12, 3, (0.0,) * 3, (1.0,) * 3)
 
 
 def own(data: str, split: str = "all", **asked: Any) -> SegmentedImages:
-    return segmented_images(data, split, preprocessing=FITTED, asked=DataAsked(**asked))
+    return segmented_images(data, split, preprocessing=FITTED, asked=DataOptions(**asked))
 
 
 @pytest.mark.parametrize("form", FORMATS)

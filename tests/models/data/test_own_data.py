@@ -17,11 +17,11 @@ from PIL import Image
 
 from saccade.core import verbosity
 from saccade.core.errors import SaccadeError
-from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import Dataset, load_data, pixel_moments
+from saccade.models.data.options import DataOptions
 from saccade.models.data.samples import images as image_file
-from saccade.models.data.samples.folders import ClassFolders
 from saccade.models.data.samples.images import Images
+from saccade.models.data.samples.source import ClassFolders
 from saccade.models.data.splits import drawn_rows, rows_by_split
 from saccade.models.preprocessing import Preprocessing
 
@@ -206,8 +206,8 @@ def test_small_classes_are_taken(tmp_path: Path, digits: list[Sample]) -> None:
 def test_labels_name_and_order_the_classes(tmp_path: Path, digits: list[Sample]) -> None:
     (tmp_path / "own.txt").write_text("two\n1\n0\n2\n")
     (tmp_path / "words.txt").write_text("zero\none\ntwo\n")
-    asked = DataAsked(labels=tmp_path / "own.txt")
-    words = DataAsked(labels=tmp_path / "words.txt")
+    asked = DataOptions(labels=tmp_path / "own.txt")
+    words = DataOptions(labels=tmp_path / "words.txt")
     for form in ("class folders", "CSV", "shards"):
         (tmp_path / form).mkdir()
         data = FORMATS[form](tmp_path / form, digits)
@@ -272,7 +272,7 @@ def test_unreadable_rows_are_left_out_and_counted(
     (tmp_path / "images/2/001.png").unlink()
 
     def loaded(rows: int) -> Dataset:
-        return load_data(data, "train", preprocessing=DIGITS, asked=DataAsked(skip_bad=rows))
+        return load_data(data, "train", preprocessing=DIGITS, asked=DataOptions(skip_bad=rows))
 
     own = loaded(2)
     assert own.skipped == 2 and np.bincount(own.labels).tolist() == [4, 3, 3]
@@ -465,7 +465,7 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: Path, digits: list[Sample]
         (table, "twice.txt", "'1' occurs twice"),
     ):
         with pytest.raises(SaccadeError, match=words):
-            load_data(data, "test", preprocessing=DIGITS, asked=DataAsked(tmp_path / name))
+            load_data(data, "test", preprocessing=DIGITS, asked=DataOptions(tmp_path / name))
 
 
 def test_a_root_of_ones_own(tmp_path: Path, digits: list[Sample]) -> None:
@@ -474,7 +474,7 @@ def test_a_root_of_ones_own(tmp_path: Path, digits: list[Sample]) -> None:
     moved = (tmp_path / "mine.csv").rename(tmp_path / "lists" / "mine.csv")
     with pytest.raises(SaccadeError, match=r"no such file in .*lists.*--data-root"):
         load_data(moved, "test", preprocessing=DIGITS)
-    asked = DataAsked(data_root=tmp_path)
+    asked = DataOptions(data_root=tmp_path)
     assert len(load_data(moved, "test", preprocessing=DIGITS, asked=asked).labels) == 3
 
 

@@ -13,15 +13,15 @@ from labelled_sets import SPLITS, add_member, digits, parquet, shards
 from paired_sets import FORMATS, Pair
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import HELD_OUT, load_data
-from saccade.models.data.own_texts import (
-    Pairs,
+from saccade.models.data.image_texts import (
+    CaptionedImages,
     captioned_split,
     has_sentences,
     load_contrasts,
     load_pairs,
 )
+from saccade.models.data.options import DataOptions
 from saccade.models.data.samples import images as image_file
 from saccade.models.data.samples.sentences import open_captions
 from saccade.models.data.samples.source import DataDescription
@@ -29,7 +29,7 @@ from saccade.models.image_decoding import decode
 from saccade.models.preprocessing import Preprocessing
 
 SEEN = Preprocessing(16, 16, 3, (0.0,) * 3, (1.0,) * 3)
-ASKED = DataAsked()
+ASKED = DataOptions()
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def pairs() -> list[Pair]:
     return paired_sets.told(10)
 
 
-def told(pairs: Pairs) -> list[tuple[bytes, tuple[str, ...]]]:
+def told(pairs: CaptionedImages) -> list[tuple[bytes, tuple[str, ...]]]:
     images = np.asarray(pairs.images)
     return [(image.tobytes(), pairs.texts(place)) for place, image in enumerate(images)]
 
@@ -59,7 +59,7 @@ def test_every_format_gives_the_same_pairs(form: str, tmp_path: Path, pairs: lis
         source = open_captions(data, DataDescription())
         images = captioned_split(source, data, split, preprocessing=SEEN, asked=ASKED)
         assert images.captions == [one.texts for one in own]
-        assert np.array_equal(images.dataset.images, found.images)
+        assert np.array_equal(images.images, found.images)
     assert load_pairs(data, HELD_OUT, ASKED, SEEN).split == "test"
     few = load_pairs(data, "all", ASKED, SEEN).first(3)
     assert told(few) == told(load_pairs(data, "all", ASKED, SEEN))[:3] and len(few) == 3
@@ -94,7 +94,7 @@ def test_rows_that_cannot_be_read_are_left_out_and_counted(
 ) -> None:
     data = paired_sets.csv_file(tmp_path, pairs)
     (tmp_path / "images" / "0001.png").unlink()
-    found = load_pairs(data, "train", DataAsked(skip_bad=1), SEEN)
+    found = load_pairs(data, "train", DataOptions(skip_bad=1), SEEN)
     whole = [one.texts for one in pairs if one.split == "train" and one.name != "0001.png"]
     assert [texts for _, texts in told(found)] == whole and found.skipped == 1
     with pytest.raises(SaccadeError, match=r"row 3: images/0001.png: no such file in"):
@@ -207,7 +207,7 @@ def test_what_cannot_be_used_is_refused_by_row(case: str, tmp_path: Path) -> Non
 def test_names_of_classes_are_refused_with_sentences(tmp_path: Path, pairs: list[Pair]) -> None:
     data = paired_sets.csv_file(tmp_path, pairs)
     with pytest.raises(SaccadeError, match=r"--labels names.txt: .* has sentences"):
-        load_pairs(data, "all", DataAsked(labels=Path("names.txt")), SEEN)
+        load_pairs(data, "all", DataOptions(labels=Path("names.txt")), SEEN)
 
 
 def test_false_sentences_of_sugarcrepe(tmp_path: Path) -> None:

@@ -12,17 +12,18 @@ import pytest
 
 from saccade.core import verbosity
 from saccade.core.errors import SaccadeError
-from saccade.models.data.asked import DataAsked
 from saccade.models.data.listops import Grammar, as_bytes, listops, most_bytes, most_tokens
+from saccade.models.data.options import DataOptions
 from saccade.models.data.samples.point_clouds import in_unit_sphere
-from saccade.models.data.sequences import Sequences, Takes, sequences
+from saccade.models.data.sequences import ModelInputs as Input
+from saccade.models.data.sequences import Sequences, sequences
 
 COUNT = 20
 TEXTS = [f"{'good' if row % 2 else 'bad'} film number {row}, é" for row in range(COUNT)]
 LABELS = ["bad", "good"] * (COUNT // 2)
 SPLITS = ["train"] * 12 + ["val"] * 4 + ["test"] * 4
 OF_SPLIT = {"train": slice(0, 12), "validation": slice(12, 16), "test": slice(16, 20)}
-BYTES, PAIR = Takes("bytes"), Takes("bytes", 2)
+BYTES, PAIR = Input("bytes"), Input("bytes", 2)
 
 
 def csv_file(place: Path, **columns: list[str]) -> Path:
@@ -113,10 +114,10 @@ def test_every_format_gives_the_same_texts(form: str, tmp_path: Path) -> None:
 
 def test_characters_are_those_of_the_training_texts(tmp_path: Path) -> None:
     data = str(csv_file(tmp_path))
-    train = sequences(data, "train", Takes("characters"))
+    train = sequences(data, "train", Input("characters"))
     words = train.takes.vocabulary
     assert words == tuple(sorted({c for text in TEXTS[:12] for c in text})) and "7" in words
-    unseen = sequences(data, "test", Takes("characters", most=9, vocabulary=words[:3]))
+    unseen = sequences(data, "test", Input("characters", most=9, vocabulary=words[:3]))
     expected = [[words[:3].index(c) if c in words[:3] else 3 for c in t[:9]] for t in TEXTS[16:]]
     assert unseen.inputs["characters"].tolist() == expected
     assert unseen.inputs["characters"].dtype == np.int64
@@ -129,7 +130,7 @@ def test_pairs_have_two_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str
         found = sequences(data, "test", PAIR)
         assert texts_in(found) == TEXTS[16:] and texts_in(found, "bytes_b") == second[16:]
     with verbosity.verbosity():
-        cut = sequences(data, "test", Takes("bytes", 2, most=5))
+        cut = sequences(data, "test", Input("bytes", 2, most=5))
     assert cut.inputs["length_b"].tolist() == [5] * 4 and cut.inputs["bytes_b"].shape == (4, 5)
     assert "cut 4 of 4 samples to 5 bytes (the longest has 23)" in capsys.readouterr().err
     with pytest.raises(SaccadeError, match="For pairs, pass --set input_sets=2"):
@@ -164,20 +165,20 @@ def test_points_from_files_and_arrays(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(["path,label,split", *rows]))
     order = {str(data): [5, 4], str(tmp_path / "a.npz"): [4, 5], str(tmp_path / "a.csv"): [4, 5]}
     for path, own in order.items():
-        found = sequences(path, "test", Takes("points"))
+        found = sequences(path, "test", Input("points"))
         expected = np.stack([in_unit_sphere(points[row])[:, :3] for row in own])
         np.testing.assert_allclose(found.inputs["points"], expected, atol=1e-6)
         assert found.inputs["length"].tolist() == [9, 9]
         assert found.labels.tolist() == labels[own].tolist()
-    whole = sequences(str(data), "test", Takes("tokens"))
+    whole = sequences(str(data), "test", Input("tokens"))
     assert whole.takes.width == 6, "tokens are all columns"
     np.testing.assert_allclose(whole.inputs["tokens"][0][:, 3:], points[5][:, 3:], atol=1e-6)
-    few = sequences(str(data), "test", Takes("points", most=4)).inputs
-    rows_in = (few["points"][0][:, None] == sequences(str(data), "test", Takes("points"))
+    few = sequences(str(data), "test", Input("points", most=4)).inputs
+    rows_in = (few["points"][0][:, None] == sequences(str(data), "test", Input("points"))
                .inputs["points"][0]).all(-1)  # fmt: skip
     assert few["points"].shape == (2, 4, 3) and rows_in.any(1).all()
     assert np.argmax(rows_in, 1).tolist() != [0, 1, 2, 3], "a choice, not the beginning"
-    wide = sequences(str(data), "test", Takes("points", most=12)).inputs
+    wide = sequences(str(data), "test", Input("points", most=12)).inputs
     assert wide["points"].shape == (2, 12, 3) and not wide["points"][:, 9:].any()
 
 
@@ -210,10 +211,10 @@ def npz(place: Path, **changes: Any) -> str:
 
 def test_arrays_with_conditions_and_pairs(tmp_path: Path) -> None:
     data, own = npz(tmp_path), arrays()
-    rows = np.concatenate([sequences(data, s, Takes("tokens", conditioned=True)).inputs["condition"]
-                           for s in OF_SPLIT])  # fmt: skip
+    takes = Input("tokens", conditioned=True)
+    rows = np.concatenate([sequences(data, s, takes).inputs["condition"] for s in OF_SPLIT])
     assert len(rows) == COUNT
-    every = sequences(data, "all", Takes("tokens", 2, conditioned=True)).inputs
+    every = sequences(data, "all", Input("tokens", 2, conditioned=True)).inputs
     assert set(every) == {
         *("tokens", "tokens_b", "length", "length_b", "condition", "condition_length")
     }
@@ -221,11 +222,11 @@ def test_arrays_with_conditions_and_pairs(tmp_path: Path) -> None:
     assert sorted(every["condition_length"]) == sorted(own["condition_lengths"])
     beyond = np.arange(3) >= every["condition_length"][:, None]
     assert not every["condition"][beyond].any() and every["condition"][~beyond].all()
-    fewer = Takes("tokens", conditioned=True, condition_most=2)
+    fewer = Input("tokens", conditioned=True, condition_most=2)
     assert sequences(data, "all", fewer).inputs["condition"].shape == (COUNT, 2, 2)
-    both = sequences(data, "all", Takes("image", 2, image=(6, 6, 1))).inputs
+    both = sequences(data, "all", Input("image", 2, image=(6, 6, 1))).inputs
     assert np.array_equal(both["image_b"], 255 - both["image"]) and both["image"].ndim == 4
-    letters = sequences(data, "all", Takes("characters"))
+    letters = sequences(data, "all", Input("characters"))
     assert letters.takes.vocabulary == ("a", "b")
 
 
@@ -252,9 +253,13 @@ def changed(**changes: Any) -> Callable[[Path], str]:
     return lambda place: npz(place, **changes)
 
 
-TOKENS, POINTS, GIVEN = Takes("tokens"), Takes("points"), Takes("tokens", conditioned=True)
+TOKENS, POINTS, GIVEN = (
+    Input("tokens"),
+    Input("points"),
+    Input("tokens", conditioned=True),
+)
 NAN = np.full((COUNT, 5, 4), np.nan, np.float32)
-WRONG: dict[str, tuple[Takes, Callable[[Path], str], str]] = {
+WRONG: dict[str, tuple[Input, Callable[[Path], str], str]] = {
     "no path": (BYTES, lambda place: "nowhere", "no such path, but the model reads bytes. Pass a"),
     "images": (POINTS, lambda place: __file__, "no points, but the model reads points. Pass a"),
     "no text": (BYTES, bad_row('"",bad,train'), "row 3: found '' in column 'text'"),
@@ -277,26 +282,26 @@ WRONG: dict[str, tuple[Takes, Callable[[Path], str], str]] = {
     "two columns": (POINTS, changed(points=np.ones((COUNT, 7, 2))), "float64 .*x, y, z per p"),
     "no floats": (POINTS, changed(points=np.ones((COUNT, 7, 3), int)), "found int64 .* as points"),
     "NaN": (TOKENS, changed(tokens=NAN), "found NaN or infinity in tokens"),
-    "NaN in a pair": (Takes("tokens", 2), changed(tokens_b=NAN), "NaN or infinity in tokens_b"),
-    "lengths": (Takes("tokens", 2), changed(lengths_b=np.full(COUNT, 6)), "lengths_b range from 6"),
-    "width": (Takes("tokens", width=3), changed(), "tokens have 4 values, expected 3"),
+    "NaN in a pair": (Input("tokens", 2), changed(tokens_b=NAN), "NaN or infinity in tokens_b"),
+    "lengths": (Input("tokens", 2), changed(lengths_b=np.full(COUNT, 6)), "lengths_b range from 6"),
+    "width": (Input("tokens", width=3), changed(), "tokens have 4 values, expected 3"),
     "no condition": (GIVEN, changed(condition=None), "condition is missing"),
     "condition's shape": (GIVEN, changed(condition=np.ones(COUNT)), "found float64 .* as cond"),
     "condition's NaN": (
         GIVEN, changed(condition=np.full((COUNT, 3, 2), np.inf)), "condition has NaN or infinity",
     ),
     "labels": (TOKENS, changed(labels=np.arange(3)), "found int64 .* as labels"),
-    "split names": (Takes("characters"), changed(split=["x"] * COUNT), "row 1: found 'x' in col"),
-    "vocabulary": (Takes("characters"), changed(vocabulary=np.array(["a"] * 2)), "distinct"),
+    "split names": (Input("characters"), changed(split=["x"] * COUNT), "row 1: found 'x' in col"),
+    "vocabulary": (Input("characters"), changed(vocabulary=np.array(["a"] * 2)), "distinct"),
     "other words": (
-        Takes("characters", vocabulary=("x", "y")), changed(), "is not that of the model",
+        Input("characters", vocabulary=("x", "y")), changed(), "is not that of the model",
     ),
-    "image size": (Takes("image", 2, image=(8, 8, 1)), changed(), r"images are \(6, 6, 1\)"),
+    "image size": (Input("image", 2, image=(8, 8, 1)), changed(), r"images are \(6, 6, 1\)"),
     "two sizes": (
-        Takes("image", 2), changed(images_b=np.zeros((COUNT, 9, 9), np.uint8)), "expected one size",
+        Input("image", 2), changed(images_b=np.zeros((COUNT, 9, 9), np.uint8)), "expected one size",
     ),
     "condition elsewhere": (
-        Takes("bytes", conditioned=True), lambda place: str(csv_file(place)), "found no conditions",
+        Input("bytes", conditioned=True), lambda place: str(csv_file(place)), "found no conditions",
     ),
 }  # fmt: skip
 
@@ -311,12 +316,12 @@ def test_wrong_samples_are_refused(case: str, tmp_path: Path) -> None:
 def test_unreadable_rows_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = folder_with("box/train/x.npy", b"x")(tmp_path)
     with verbosity.verbosity():
-        found = sequences(data, "train", POINTS, DataAsked(skip_bad=1))
+        found = sequences(data, "train", POINTS, DataOptions(skip_bad=1))
     assert found.skipped == 1 and len(found.labels) == len(found.inputs["points"]) == 3
     assert "left out 1 of 4 rows of the split train" in capsys.readouterr().err
     (tmp_path / "clouds/box/train/y.npy").write_bytes(b"y")
     with pytest.raises(SaccadeError, match=r"y.npy: .*--skip-bad 1 leaves out at most 1"):
-        sequences(data, "train", POINTS, DataAsked(skip_bad=1))
+        sequences(data, "train", POINTS, DataOptions(skip_bad=1))
 
 
 def test_listops_as_text() -> None:

@@ -8,8 +8,8 @@ import pytest
 from labelled_sets import add_member, digits
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import load_data
+from saccade.models.data.options import DataOptions
 from saccade.models.preprocessing import Preprocessing
 
 DIGITS = Preprocessing(8, 8, 1, (0.0,), (1.0,))
@@ -39,7 +39,7 @@ def test_a_label_in_a_shard_is_that_of_a_member_or_the_first_usual_field(
 ) -> None:
     data = shard(tmp_path, png=digits()[0].data, **beside)
     (tmp_path / "names.txt").write_text("0\n1\n2\n3\n")
-    asked = DataAsked(tmp_path / "names.txt")
+    asked = DataOptions(tmp_path / "names.txt")
     assert load_data(data, "all", preprocessing=DIGITS, asked=asked).labels.tolist() == [label]
 
 

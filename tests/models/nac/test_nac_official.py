@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from saccade.core.errors import SaccadeError
 from saccade.models.nac.model import NAC
-from saccade.models.official.conversion import Official
+from saccade.models.official.conversion import Original
 from saccade.models.official.convert import ConvertOptions, looks_like, official_from
 from saccade.models.official.sources import nac, nac_forms
 
@@ -24,7 +24,7 @@ def official(name="model_eval", **changes):
     tensors = load_file(official_files.GOLDEN / "nac" / case["weights"]["file"])
     prefix = case["weights"]["prefix"]
     weights = {key: tensors[prefix + key] for key in case["weights"]["keys"]}
-    given = Official(name, weights, config=case["config"], labels=tuple(map(str, range(7))))
+    given = Original(name, weights, config=case["config"], labels=tuple(map(str, range(7))))
     return replace(given, **changes)
 
 
@@ -62,22 +62,22 @@ def test_a_run_is_read_with_its_average_where_asked(tmp_path):
 
 
 def test_a_template_is_known_by_its_names_and_says_what_it_assumed():
-    converted = nac.convert(Official("x", full_size("INET-110E-NC-CHONKER-BARAL-X")))
+    converted = nac.convert(Original("x", full_size("INET-110E-NC-CHONKER-BARAL-X")))
     config = converted.config
     assert (config.heads, config.head_dim, config.read_heads, config.ffn_dim) == (8, 64, 1, 1536)
     assert (config.modules, config.height_px, config.tokens) == (640, 224, 784)
     assert config.epsilon == 1 and not config.truncate and not config.epsilon_learned
     assert "INET-110E" in converted.notes[0] and "--config" in converted.notes[0]
     assert converted.ignored[f"{GRAPH}input_latents.signatures_"] == nac.UNUSED
-    dense = nac.convert(Official("x", full_size("TINET-PIOLIKE-X"))).config
+    dense = nac.convert(Original("x", full_size("TINET-PIOLIKE-X"))).config
     assert dense.connectivity == "dense" and not dense.modulation and dense.readout_modules == 1
 
 
 def test_what_draws_in_evaluation_needs_a_word():
     tensors = full_size("TINY-INET-NC-X")
     with pytest.raises(SaccadeError, match=r"latent_seeder\.code_to_state_logvar.*--deterministic"):
-        nac.convert(Official("x", tensors))
-    converted = nac.convert(Official("x", tensors, deterministic=True))
+        nac.convert(Original("x", tensors))
+    converted = nac.convert(Original("x", tensors, deterministic=True))
     assert converted.config.state_noise and "without drawing initial" in converted.notes[1]
     assert converted.config.read_in_modules == 64 and not converted.config.truncate_read_out
     gumbel = with_argument({"softmax_type": "gumbel"}, "output_tokenizer_kwargs")
@@ -90,7 +90,7 @@ def test_what_draws_in_evaluation_needs_a_word():
 def test_the_served_form_of_a_drawing_model_has_one_answer():
     torch.manual_seed(0)
     listed = full_size("TINY-INET-NC-X")
-    small = nac.convert(Official("x", listed, deterministic=True)).config
+    small = nac.convert(Original("x", listed, deterministic=True)).config
     fields = {"dim": 12, "code_dim": 12, "modules": 8, "read_in_modules": 4, "propagator_layers": 1}
     fields |= {"convnext_widths": (2, 2, 2), "convnext_blocks": (1, 0, 0), "token_width": 5}
     model = NAC(replace(small, ffn_dim=8, heads=1, read_heads=1, head_dim=4, **fields))
@@ -110,7 +110,7 @@ REFUSED = {
     ),
     "half a union": (
         ("latent_graph_kwargs", "enable_input_output_communication", True),
-        "Expected True, True, False",
+        "ExpectedAnswers True, True, False",
     ),
     "no diagonal": (
         (
@@ -136,4 +136,4 @@ def test_what_has_no_counterpart_is_refused(case):
 
 def test_another_file_is_told_apart():
     with pytest.raises(SaccadeError, match=r"has no tensor .latent_graphs"):
-        nac.convert(Official("x", {"cls_token": torch.zeros(1)}))
+        nac.convert(Original("x", {"cls_token": torch.zeros(1)}))

@@ -20,7 +20,7 @@ from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.official import convert as driver
-from saccade.models.official.conversion import ConversionFailed, Converted, Official
+from saccade.models.official.conversion import Conversion, ConversionFailed, Original
 from saccade.models.official.convert import (
     OPTIONAL,
     SOURCES,
@@ -37,14 +37,14 @@ TAKES = ("labels", "attention", "lam", "backbone")
 TIED = ("theirs.head.weight", "theirs.tied_head.weight")
 
 
-def read(official: Official) -> Converted:
+def read(official: Original) -> Conversion:
     """A made-up code that keeps a NAC's tensors under other names, and one of them twice."""
     if TIED[0] not in official.tensors:
         raise SaccadeError(f"{official.path}: has no {TIED[0]}: not a file of this source.")
     config = NACConfig.from_dict(CONFIG.to_dict() | dict(official.config or {}))
     wanted = NAC(config).state_dict()
     names = {key: f"theirs.{key}" for key in wanted if key != "module_order"}
-    return Converted(
+    return Conversion(
         family="nac",
         config=config,
         weights={

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.image_decoding import fit
-from saccade.models.official.conversion import ConversionFailed, ConversionReport, Official
+from saccade.models.official.conversion import ConversionFailed, ConversionReport, Original
 from saccade.models.official.convert import ConvertOptions, convert
 from saccade.models.official.sources.hugging_face import processor_images
 
@@ -91,7 +91,7 @@ def test_a_converted_folder_is_exported_through_the_gate(
     """The classifier that reads both the class token and the mean of the others."""
     from quick_gate import FEW_SAMPLES
 
-    from saccade.exporter.exported import ExportOptions, export
+    from saccade.exporter.export import ExportOptions, export
 
     done = export(converted("dinov2"), ExportOptions(tmp_path / "dino"), FEW_SAMPLES, progress=None)
     assert done.report.passed
@@ -247,7 +247,7 @@ def test_a_large_image_of_a_resnet_is_squashed() -> None:
     """As ConvNextImageProcessor does from 384 px, whatever its crop_pct is."""
     given = json.loads((GOLDEN / "resnet" / "preprocessor_config.json").read_text())
     given["size"] = {"shortest_edge": 384}
-    official = Official("it", {}, {"preprocessor_config": given})
+    official = Original("it", {}, {"preprocessor_config": given})
     preprocessing = processor_images(official, 3).preprocessing
     assert (preprocessing.resize_mode, preprocessing.resize_px) == ("squash", (384, 384))
 

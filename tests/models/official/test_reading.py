@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from saccade.core.errors import SaccadeError
-from saccade.models.official.reading import float32_bytes, read_tensors
+from saccade.models.official.tensor_files import float32_bytes, read_tensors
 
 WEIGHTS = {"a/kernel": torch.arange(6.0).reshape(2, 3), "a/bias": torch.tensor([1.5, -2.0, 0.0])}
 NESTED = {"a": {name[2:]: value.numpy() for name, value in WEIGHTS.items()}}

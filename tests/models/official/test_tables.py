@@ -10,7 +10,7 @@ import torch
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count, Range
 from saccade.models.official.conversion import Reading
-from saccade.models.official.declared import at, declared
+from saccade.models.official.json_files import at, declared
 from saccade.models.official.tables import (
     Row,
     filled,

@@ -145,13 +145,13 @@ def test_linear_probes_take_the_steps_of_their_papers(monkeypatch):
     seen = []
 
     def counted(kind):
-        class Counted(kind):
+        class StepCounter(kind):
             def step(self):
                 (group,) = self.param_groups
                 seen.append((group["lr"], group["weight_decay"], group.get("momentum")))
                 super().step()
 
-        return Counted
+        return StepCounter
 
     for name in ("AdamW", "SGD"):
         monkeypatch.setattr(torch.optim, name, counted(getattr(torch.optim, name)))

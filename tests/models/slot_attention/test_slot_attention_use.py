@@ -8,6 +8,7 @@ import pytest
 from places import TESTS
 
 from saccade.core.errors import SaccadeError
+from saccade.models.official.conversion import Original
 from saccade.models.slot_attention.edit import edited_state
 
 GOLDEN = TESTS / "golden" / "slot_attention"
@@ -67,15 +68,13 @@ def test_an_edit_needs_what_it_changes():
 def official_of(config: dict | None, rename=str):
     import torch
 
-    from saccade.models.official.conversion import Official
-
     with np.load(GOLDEN / "model_tssa.npz") as data:
         tensors = {
             rename(key.removeprefix("params/")): torch.from_numpy(data[key])
             for key in data.files
             if key.startswith("params/")
         }
-    return Official(path="authors.npz", tensors=tensors, config=config)
+    return Original(path="authors.npz", tensors=tensors, config=config)
 
 
 CONFIG = {

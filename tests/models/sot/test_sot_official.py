@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
-from saccade.models.official.conversion import Official
+from saccade.models.official.conversion import Original
 from saccade.models.official.sources import sot, vit
 from saccade.models.sot.config import PRESETS
 
@@ -47,7 +47,7 @@ def torch_tokens(tensors, pixels, specials):
 
 def test_vit_is_what_torchs_encoder_computes():
     tensors = files.vit_file()
-    converted = vit.convert(Official("vit.pth", tensors, config=files.HINT))
+    converted = vit.convert(Original("vit.pth", tensors, config=files.HINT))
     assert files.untouched(converted, tensors) == set()
     assert (converted.config.height_px, converted.config.fusion) == (12, "class")
     pixels = (files.image(12).double() / 255 - 0.5).permute(0, 3, 1, 2) / 0.5
@@ -62,7 +62,7 @@ def test_vit_of_imagenet_21k_has_a_tanh_before_its_classifier():
         | files.pair("pre_logits.fc", 7, files.DIM)
         | files.pair("head", files.CLASSES, 7)
     )
-    model = files.loaded(vit.convert(Official("vit.pth", tensors, config=files.HINT)))
+    model = files.loaded(vit.convert(Original("vit.pth", tensors, config=files.HINT)))
     pixels = (files.image(12).double() / 255 - 0.5).permute(0, 3, 1, 2) / 0.5
     token = torch_tokens(tensors, pixels, 1)[:, 0]
     state = F.linear(token, tensors["pre_logits.fc.weight"], tensors["pre_logits.fc.bias"]).tanh()
@@ -72,7 +72,7 @@ def test_vit_of_imagenet_21k_has_a_tanh_before_its_classifier():
 
 def test_distilled_deit_answers_the_mean_of_its_classifiers():
     tensors = files.vit_file(2)
-    converted = vit.convert_deit(Official("deit.pth", tensors, config=files.HINT))
+    converted = vit.convert_deit(Original("deit.pth", tensors, config=files.HINT))
     assert files.untouched(converted, tensors) == set()
     mean, std = (torch.tensor(getattr(converted.config, each)).double() for each in ("mean", "std"))
     pixels = ((files.image(12).double() / 255 - mean) / std).permute(0, 3, 1, 2)
@@ -83,7 +83,7 @@ def test_distilled_deit_answers_the_mean_of_its_classifiers():
     ]
     torch.testing.assert_close(files.loaded(converted)(files.image(12)), (both[0] + both[1]) / 2)
     with pytest.raises(SaccadeError, match="SOURCE 'deit'"):
-        vit.convert(Official("deit.pth", tensors, config=files.HINT))
+        vit.convert(Original("deit.pth", tensors, config=files.HINT))
 
 
 @pytest.mark.parametrize("names", [("ls1.gamma", "ls2.gamma"), ("gamma_1", "gamma_2")])
@@ -100,7 +100,7 @@ def test_deit_3_scales_its_blocks_and_gives_the_class_token_no_position(names):
                 tensors[key] = (tensors[key].movedim(0, -1) * factor).movedim(-1, 0)
     scaled["pos_embed"] = tensors["pos_embed"][:, 1:]
     tensors["pos_embed"] = F.pad(scaled["pos_embed"], (0, 0, 1, 0))
-    converted = vit.convert(Official("deit3.pth", scaled, config=files.HINT))
+    converted = vit.convert(Original("deit3.pth", scaled, config=files.HINT))
     assert files.untouched(converted, scaled) == set()
     token = torch_tokens(tensors, pixels, 1)[:, 0]
     expected = F.linear(token, tensors["head.weight"], tensors["head.bias"])
@@ -112,7 +112,7 @@ def test_deit_with_the_second_order_head():
         "classifier.", files.DIM, 2, 3, class_token=True
     )
     del tensors["head.weight"], tensors["head.bias"]
-    converted = vit.convert_deit(Official("deit.pth", tensors, config=files.HINT))
+    converted = vit.convert_deit(Original("deit.pth", tensors, config=files.HINT))
     config = converted.config
     assert files.untouched(converted, tensors) == set()
     assert (config.fusion, config.pool_heads, config.m, config.n) == ("sum", 2, 3, 3)
@@ -125,7 +125,7 @@ def test_deit_with_the_second_order_head():
     alone = {key: tensor for key, tensor in tensors.items() if key.startswith("classifier.")}
     trunk = {key: tensor for key, tensor in tensors.items() if key not in alone}
     trunk |= files.pair("head", files.CLASSES, files.DIM)
-    apart = vit.convert_deit(Official("head.pth", alone, config=files.HINT, backbone=trunk))
+    apart = vit.convert_deit(Original("head.pth", alone, config=files.HINT, backbone=trunk))
     assert torch.equal(files.loaded(apart)(files.image(12)), together)
 
 
@@ -138,21 +138,21 @@ def sot_file():
 
 
 def test_sot_tiny_is_recognised_by_its_tensors():
-    config = sot.convert(Official("sot.pth", sot_file())).config
+    config = sot.convert(Original("sot.pth", sot_file())).config
     assert config == replace(PRESETS["sot-tiny"], mean=config.mean, std=config.std)
 
 
 def test_what_the_tensors_do_not_tell_is_asked_for_by_name():
     tensors = files.vit_file()
     with pytest.raises(SaccadeError, match=r'--config, a JSON file such as {"num_heads": 4}'):
-        vit.convert(Official("vit.pth", tensors))
+        vit.convert(Original("vit.pth", tensors))
     tensors = sot_file()
     given = {"representationConfig": {"fusion_type": "sum_loss"}}
-    assert sot.convert(Official("sot.pth", tensors, config=given)).config.fusion == "late"
+    assert sot.convert(Original("sot.pth", tensors, config=given)).config.fusion == "late"
     del tensors["classifier.representation.norm.weight"]
     with pytest.raises(SaccadeError, match=r'"type": "sqrt_d"'):
-        sot.convert(Official("sot.pth", tensors))
+        sot.convert(Original("sot.pth", tensors))
     with pytest.raises(SaccadeError, match="has no tensor 'pos_embed'"):
-        sot.convert(Official("sot.pth", {"weight": torch.zeros(1)}))
+        sot.convert(Original("sot.pth", {"weight": torch.zeros(1)}))
     with pytest.raises(SaccadeError, match="expected 112 or 224"):
-        sot.convert(Official("sot.pth", sot_file(), config={"img_size": 64}))
+        sot.convert(Original("sot.pth", sot_file(), config={"img_size": 64}))

@@ -8,7 +8,7 @@ import timm_files as files
 import torch
 from torch.nn import functional as F
 
-from saccade.models.official.conversion import Official
+from saccade.models.official.conversion import Original
 from saccade.models.official.sources import swin, vit
 
 
@@ -61,7 +61,7 @@ def swin_pixels(config):
 
 def test_swin_is_attention_among_the_tokens_that_see_each_other():
     tensors = files.swin_file()
-    converted = swin.convert(Official("swin.pth", tensors, config={"img_size": files.SIDE}))
+    converted = swin.convert(Original("swin.pth", tensors, config={"img_size": files.SIDE}))
     assert files.untouched(converted, tensors) == set()
     assert all("recomputed" in reason for reason in converted.ignored.values())
     words = swin_tokens(tensors, swin_pixels(converted.config))
@@ -80,7 +80,7 @@ def test_swin_of_later_releases_merges_at_the_start_of_a_stage():
         for key, tensor in tensors.items()
     }
     one, other = (
-        files.loaded(swin.convert(Official("swin.pth", each, config={"img_size": files.SIDE})))
+        files.loaded(swin.convert(Original("swin.pth", each, config={"img_size": files.SIDE})))
         for each in (tensors, later)
     )
     assert torch.equal(one(files.image(files.SIDE)), other(files.image(files.SIDE)))
@@ -89,7 +89,7 @@ def test_swin_of_later_releases_merges_at_the_start_of_a_stage():
 def test_swin_with_the_second_order_head_pools_in_place_of_the_average():
     tensors = files.swin_file() | files.second_order_head("head.", 16, 2, 4, class_token=False)
     del tensors["head.weight"], tensors["head.bias"]
-    converted = swin.convert(Official("swin.pth", tensors, config={"img_size": files.SIDE}))
+    converted = swin.convert(Original("swin.pth", tensors, config={"img_size": files.SIDE}))
     assert files.untouched(converted, tensors) == set()
     assert (converted.config.fusion, converted.config.pooling) == ("visual", "mgcrp")
     assert torch.isfinite(files.loaded(converted)(files.image(files.SIDE))).all()
@@ -149,11 +149,14 @@ def torchvision_swin_key(key):
 def test_torchvisions_names_are_the_same_model(source, tensors, rename, config, side):
     theirs = {rename(key): tensor for key, tensor in tensors.items()}
     assert len(set(theirs) & set(tensors)) <= 4  # no more than the norm's and the head's
-    converted = source.convert(Official("file.pth", theirs, config=config))
+    converted = source.convert(Original("file.pth", theirs, config=config))
     assert files.untouched(converted, theirs) == set()
     changes = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
     one, other = (
         replace(each, config=replace(each.config, **changes))
-        for each in (converted, source.convert(Official("file.pth", tensors, config=config)))
+        for each in (
+            converted,
+            source.convert(Original("file.pth", tensors, config=config)),
+        )
     )
     assert torch.equal(files.loaded(one)(files.image(side)), files.loaded(other)(files.image(side)))

@@ -11,22 +11,22 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
-from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.conversion import Conversion, Original
 from saccade.models.official.sources import clip, sparo
 from saccade.models.sparo.model import Sparo
 
 FOLDER = TESTS / "golden" / "sparo"
 
 
-def golden(case_id: str) -> Official:
+def golden(case_id: str) -> Original:
     """The file of a recorded case with its JSON."""
     cases = json.loads((FOLDER / "manifest.json").read_text())["cases"]
     case = next(case for case in cases if case["id"] == case_id)
     config = {"quick_gelu": False} | case["config"]
-    return Official(case_id, load_file(FOLDER / case["weights"]["file"]), config=config)
+    return Original(case_id, load_file(FOLDER / case["weights"]["file"]), config=config)
 
 
-def check_whole(official: Official, converted: Converted) -> Sparo:
+def check_whole(official: Original, converted: Conversion) -> Sparo:
     """Every key of the file is read or left out for a reason, and nothing of ours is missing."""
     model = Sparo(converted.config, fresh=False)
     model.load_state_dict(converted.weights)
@@ -195,7 +195,7 @@ def dino_code(tensors: dict[str, torch.Tensor], pixels: torch.Tensor) -> torch.T
 @torch.no_grad()
 def test_dino_with_slots_is_read_as_it_is_written_out():
     tensors = dino_file()
-    official = Official("teacher", tensors)
+    official = Original("teacher", tensors)
     converted = sparo.convert_dino(official)
     assert "no official file seen" in converted.notes[0]
     assert set(converted.ignored) == {
@@ -214,4 +214,4 @@ def test_dino_with_slots_is_read_as_it_is_written_out():
 def test_dino_without_slots_is_refused():
     tensors = {key: value for key, value in dino_file().items() if "sparo" not in key}
     with pytest.raises(SaccadeError, match=r"has no tensor 'backbone\.sparo\.q_emb'"):
-        sparo.convert_dino(Official("teacher", tensors))
+        sparo.convert_dino(Original("teacher", tensors))

@@ -11,8 +11,8 @@ import torch
 
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
-from saccade.models.data.asked import DataAsked
-from saccade.models.data.own_texts import load_contrasts
+from saccade.models.data.image_texts import load_contrasts
+from saccade.models.data.options import DataOptions
 from saccade.models.sparo import select as selecting
 from saccade.models.sparo import training as sparo
 from saccade.models.sparo.codes import image_slots, text_slots
@@ -161,7 +161,7 @@ def test_slots_are_selected_by_the_users_false_sentences(trained, tmp_path):
     out = tmp_path / "n.json"
     ranked = select(trained.path, SelectOptions(out, data=data, by="negatives"))
     model = trained.build()
-    told = load_contrasts(data, "validation", DataAsked(), trained.preprocessing, None)
+    told = load_contrasts(data, "validation", DataOptions(), trained.preprocessing, None)
     assert len(told) == 4 and len(told.negatives) >= 4, "a tenth of the images"
     codes = image_slots(model, told.images)[told.owner]
     true, false = (text_slots(model, texts) for texts in (told.captions, told.negatives))

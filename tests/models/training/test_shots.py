@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import load_data
+from saccade.models.data.options import DataOptions
 from saccade.models.data.samples import images as image_file
 from saccade.models.data.splits import few_of_each
 from saccade.models.entry import imported
@@ -44,7 +44,7 @@ def test_every_kind_of_data(kept_bytes: int, tmp_path: Path, monkeypatch: Any) -
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image[..., 0]).save(place / f"{index:02}.png")
     for data in ("digits", str(tmp_path / "a.npz"), str(tmp_path / "folder")):
-        asked = DataAsked(shots=3, seed=4)
+        asked = DataOptions(shots=3, seed=4)
         few, whole = (load_data(data, "train", side_px=8, asked=one) for one in (asked, None))
         classes = len(few.class_names)
         assert np.bincount(few.labels).tolist() == [3] * classes

@@ -17,7 +17,7 @@ from quick_gate import FEW_SAMPLES
 from saccade.core.errors import SaccadeError
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.tasks import EvaluateOptions
-from saccade.exporter.exported import ExportOptions, export
+from saccade.exporter.export import ExportOptions, export
 from saccade.models import resnet_sizes
 from saccade.models.checkpoint import load
 from saccade.models.data.samples import images as image_file

@@ -12,7 +12,7 @@ from support.models.runs import TINY, interrupted
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
 from saccade.models.data.samples import images as image_file
-from saccade.models.data.samples.folders import ClassFolders
+from saccade.models.data.samples.source import ClassFolders
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.train import train
 

@@ -231,7 +231,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, trained: Trained) 
 def test_the_result_is_exported_and_answers(trained: Trained, tmp_path: Path) -> None:
     from quick_gate import FEW_SAMPLES
 
-    from saccade.exporter.exported import ExportOptions, export
+    from saccade.exporter.export import ExportOptions, export
     from saccade.serving.local.artefact import load_artefact
 
     child = trained("sot", GOLDEN / "vit", freeze=("trunk",))

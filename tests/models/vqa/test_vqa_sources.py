@@ -15,7 +15,7 @@ from places import TESTS
 from safetensors.torch import load_file
 
 from saccade.core.errors import SaccadeError
-from saccade.models.official.conversion import Official
+from saccade.models.official.conversion import Original
 from saccade.models.official.sources.tvmax_vqa import convert
 from saccade.models.scores.attention import jensen_shannon, repetition, zero_share
 from saccade.models.training.options import TrainOptions
@@ -42,9 +42,9 @@ def test_recorded_cases_can_fail(tmp_path: Path) -> None:
     assert "model_b tvmax: logits" in failures[0]
 
 
-def _official(**changes: Any) -> Official:
+def _official(**changes: Any) -> Original:
     given = {"MULTI_HEAD": 4, "IMG_FEAT_PAD_SIZE": 80, "grid": [9, 10]}
-    official = Official(
+    official = Original(
         "model.pkl",
         load_file(GOLDEN / "model_b_weights.safetensors"),
         config=given | changes.pop("config", {}),

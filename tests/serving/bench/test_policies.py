@@ -33,7 +33,7 @@ from saccade.exporter.artefact.frontier import (
 from saccade.exporter.evaluation import calibrate as calibration
 from saccade.exporter.evaluation.decisions import Decider
 from saccade.exporter.evaluation.tasks import EvaluateOptions
-from saccade.exporter.policy.certify import NotCertified
+from saccade.exporter.policy.certify import MissingCertificate
 from saccade.exporter.policy.policy import texts_sha256
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.data.datasets import HELD_OUT
@@ -383,7 +383,7 @@ def test_a_repository_has_the_figures_of_the_policies_that_it_serves(folder, tmp
 
 
 def test_a_demo_without_a_certificate_continues(monkeypatch, capsys):
-    refused = calibration.Calibration(None, None, (NotCertified(0.02, 0.2, None),))
+    refused = calibration.Calibration(None, None, (MissingCertificate(0.02, 0.2, None),))
     monkeypatch.setattr(calibration, "calibrate", lambda *_: refused)
     demo._certify(Path("nowhere"))
     assert "no policy: risk 0.02: not certified" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from router_code import router_module
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import SUFFIX
-from saccade.exporter.exported import ExportOptions, export
+from saccade.exporter.export import ExportOptions, export
 from saccade.exporter.gate.reference import Reference
 from saccade.models.budget import Budget
 from saccade.models.checkpoint import load

@@ -43,7 +43,7 @@ def few(registered):
 @pytest.fixture(scope="module")
 def folder(few, tmp_path_factory) -> Path:
     """A trained and exported model of stripes."""
-    from saccade.exporter.exported import ExportOptions, export
+    from saccade.exporter.export import ExportOptions, export
     from saccade.models.training.train import TrainOptions, train
 
     place = tmp_path_factory.mktemp("stripes")

@@ -14,7 +14,7 @@ from proxies import DOCUMENT, ROOT, nginx_or_skip
 from rendered import kubectl_or_skip
 
 from saccade.core.errors import SaccadeError
-from saccade.exporter import exported
+from saccade.exporter import export
 from saccade.models.shipped import located
 from saccade.serving.bench import bench
 from saccade.serving.commands import cli
@@ -48,7 +48,7 @@ def test_the_commands_of_saccade_are_accepted_and_run(
         raise SaccadeError(f"{place}: {ELSEWHERE}")
 
     # Minutes each; what is looked at here is that these options are known.
-    monkeypatch.setattr(exported, "export", stop)
+    monkeypatch.setattr(export, "export", stop)
     monkeypatch.setattr(bench, "bench", stop)
     ours = [shlex.split(line) for line in lines() if line.startswith("saccade ")]
     ours = [words for words in ours if words[1] != "classify"]  # asked through the proxy's test

@@ -27,7 +27,7 @@ _ERROR = 0.05  # chance that any of the intervals misses the change of the score
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoreReference:
     """The calibration data of a component, and the float32 model to compare with."""
 
     checkpoint: Checkpoint
@@ -48,7 +48,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Further:
+class FurtherSamples:
     """Further samples, and the answers of the file and of the float32 model to them.
 
     Calibration samples are first, then random inputs, which the file answers a second time in
@@ -69,8 +69,8 @@ _Answered = tuple[Arrays, Arrays, Arrays]
 
 
 def compare_further(
-    run: Runner, scored: Scored, limit: float, seconds: float, clock: Callable[[], float]
-) -> Further:
+    run: Runner, scored: ScoreReference, limit: float, seconds: float, clock: Callable[[], float]
+) -> FurtherSamples:
     """Compare a narrower file and the float32 model, in batches of up to 64 if it is fast.
 
     Random inputs get a quarter of the time. Calibration samples get the rest: it stops after
@@ -91,11 +91,11 @@ def compare_further(
         order = np.random.default_rng(3).permutation(len(next(iter(drawn.values()))))
         second = run_in_batches(run, drawn, largest, order)
         again = {name: np.concatenate([mine[name][:first], second[name]]) for name in mine}
-    return Further(inputs, labelled, (mine, again), theirs, score)
+    return FurtherSamples(inputs, labelled, (mine, again), theirs, score)
 
 
 def _answered_noise(
-    run: Runner, float32: Runner, scored: Scored, end: float, clock: Callable[[], float]
+    run: Runner, float32: Runner, scored: ScoreReference, end: float, clock: Callable[[], float]
 ) -> tuple[list[_Answered], int]:
     """Return the answers to random inputs, as many as fit into the time, and the largest batch."""
     noise, parts = scored.noise(), list[_Answered]()
@@ -113,7 +113,7 @@ def _answered_noise(
 def _answered_calibration(
     run: Runner,
     float32: Runner,
-    scored: Scored,
+    scored: ScoreReference,
     limit: float,
     end: float,
     clock: Callable[[], float],

@@ -10,7 +10,7 @@ from typing import Any
 from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError, require
 from saccade.core.files import new_folder, refuse_existing, sha256_of
-from saccade.core.progress import Counted, Report, bar, progress_of, reporting
+from saccade.core.progress import Report, StepCounter, bar, progress_of, reporting
 from saccade.core.resources import check_export
 from saccade.exporter.artefact.manifest import Manifest, ParentEntry
 from saccade.exporter.artefact.variant import (
@@ -32,7 +32,7 @@ from saccade.models.checkpoint import Checkpoint, load, weights_bytes
 from saccade.models.checkpoint_folder import checkpoint_file
 from saccade.models.checkpoint_format import Header, refuse_foreign
 from saccade.models.data.calibration import check_calibrated, own_images, recalibrated
-from saccade.models.data.loaded_once import loaded_once
+from saccade.models.data.options import loaded_once
 from saccade.models.families import config_class
 from saccade.models.interface import Family
 from saccade.models.preprocessing import Preprocessing
@@ -108,7 +108,9 @@ def export(
             for budget in budgets:
                 variant = Variant.of(name, budget, reference, parent)
                 for component in variant.components:
-                    counted = Counted(advance, variant.entry(component, options.precision[0]).name)
+                    counted = StepCounter(
+                        advance, variant.entry(component, options.precision[0]).name
+                    )
                     made = by_role.get(component.role, [])
                     if component.every_budget and made and not any(own.file.data for own in made):
                         made = [*copied_component(folder, variant, component, made)]

@@ -36,10 +36,10 @@ def with_counts(options: TrainOptions, recipe: Recipe, counts: Mapping[str, int]
     return replace(recipe, extra=extra)
 
 
-class OwnTextsTask(Task):
+class ImageTextsTask(Task):
     """A task on the user's images with texts."""
 
-    training: Any  # a split, as `own_texts.captioned_split` or `asked_split` returns it
+    training: Any  # a split, as `data.image_texts.captioned_split` or `question_split` returns it
     validation: Any
 
     def read(
@@ -61,9 +61,9 @@ class OwnTextsTask(Task):
         how = {"preprocessing": images, "side_px": options.side_px, "asked": options.asked}
         splits = {part: split_of(source, name, part, **how) for part in ("train", "validation")}
         self.training, self.validation = splits.values()
-        self.data = self.training.dataset.name
+        self.data = self.training.name
         self.data_sha256 = {part: split.sha256 for part, split in splits.items()}
-        self.changes = ImageChanges(self.recipe, images=self.training.dataset.images)
+        self.changes = ImageChanges(self.recipe, images=self.training.images)
         return given
 
 

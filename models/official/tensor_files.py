@@ -49,7 +49,7 @@ def read_messages(path: Path) -> Any:
     msgpack: Any = require("msgpack", extra="export")
     try:
         data = read_regular(path, limits.WEIGHTS_BYTES)
-        held = _Counted()
+        held = _ValueCounter()
         tree = msgpack.unpackb(
             data,
             ext_hook=_extension,
@@ -67,7 +67,7 @@ def read_messages(path: Path) -> Any:
         raise _refused(path, problem, advice) from error
 
 
-class _Counted:
+class _ValueCounter:
     """Counts all values, because one byte of the file can become a whole dictionary in memory."""
 
     def __init__(self) -> None:
