@@ -2,18 +2,16 @@
 """Hostile folders: links, sizes and names that a manifest denies, and wrong files beside it."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.json_files import put
-from tiny_artefacts import ENTRY, FIGURES, FULL, HALF, artefacts, engines
+from tiny_artefacts import ENTRY, FIGURES, FULL, HALF, artefacts
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME, read_frontier
-from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engines
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import DESCRIPTION, read_repository
 from saccade.serving.repository.options import RepositoryOptions
@@ -126,39 +124,3 @@ def test_repository_names_the_value(name: str, repository: Path) -> None:
         path.write_bytes(whole)
     message = str(caught.value)
     assert said in message and "saccade repository" in message and "saccade export" not in message
-
-
-PLANS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no manifest": (lambda out: (out / f"{FULL}.manifest.json").unlink(), "has no manifest with"),
-    "one byte more": (
-        lambda out: (out / f"{FULL}.plan").write_bytes(b"!" + (out / f"{FULL}.plan").read_bytes()),
-        "is not loaded",
-    ),
-    "other bytes of the same number": (
-        lambda out: (out / f"{FULL}.plan").write_bytes((out / f"{FULL}.plan").read_bytes()[::-1]),
-        "is not loaded",
-    ),
-    "a link": (
-        lambda out: (
-            (out / f"{FULL}.plan").rename(out / "p"),
-            (out / f"{FULL}.plan").symlink_to("p"),
-        ),
-        "link",
-    ),
-    "a file elsewhere": (
-        lambda out: put(out / f"{FULL}.manifest.json", ("engine", "file", "name"), "../model.plan"),
-        "model.plan",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PLANS)
-def test_plan_is_code_and_needs_the_hash_of_its_manifest(
-    name: str, folder: Path, tmp_path: Path
-) -> None:
-    out = engines(folder, tmp_path / "engines")
-    assert len(read_engines(out)) == 2
-    spoil, said = PLANS[name]
-    spoil(out)
-    with pytest.raises(SaccadeError, match=said):
-        read_engines(out)

@@ -150,14 +150,6 @@ def test_folder_must_be_whole(tmp_path: Path) -> None:
         ArtefactFolder(tmp_path / "absent").check_files()
     with pytest.raises(SaccadeError, match="saccade export"):
         ArtefactFolder(tmp_path).check_files()
-    manifest = written(tmp_path)
-    file = tmp_path / manifest.file.name
-    file.write_bytes(file.read_bytes() + b"!")
-    with pytest.raises(SaccadeError, match="changed after its export"):
-        ArtefactFolder(tmp_path).check_files()
-    file.unlink()
-    with pytest.raises(SaccadeError, match="missing"):
-        ArtefactFolder(tmp_path).check_files()
     written(tmp_path)
     (tmp_path / "stray.onnx").write_bytes(b"")
     with pytest.raises(SaccadeError, match=r"stray\.onnx: has no manifest"):
