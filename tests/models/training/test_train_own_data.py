@@ -7,7 +7,7 @@ from typing import Any
 
 import labelled_sets
 import pytest
-from support.models.runs import TINY
+from support.models.sizes import TINY
 
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
