@@ -27,7 +27,8 @@ TINY: dict[str, dict[str, Any]] = {
     "captioner": {
         **dict.fromkeys(("dim", "feature_dim", "hidden_dim"), 8),
         **dict.fromkeys(("attention_dim", "embedding_dim"), 4),
-        **{"widths": [4, 4, 8], "attention": "sparsemax"},
+        "widths": [4, 4, 8],
+        "attention": "sparsemax",
     },
 }
 # A SPARO whose towers have two blocks, so that a read-out may replace the last one.
