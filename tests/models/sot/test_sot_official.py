@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
 from saccade.models.official.conversion import Official
-from saccade.models.official.sources import sot, vit
+from saccade.models.official.sources import sot, swin, vit
 from saccade.models.sot.config import PRESETS
 
 KEYS = TESTS / "golden" / "sot" / "SoT_Tiny.keys.json"
@@ -156,3 +156,97 @@ def test_what_the_tensors_do_not_tell_is_asked_for_by_name():
         sot.convert(Official("sot.pth", {"weight": torch.zeros(1)}))
     with pytest.raises(SaccadeError, match="expected 112 or 224"):
         sot.convert(Official("sot.pth", sot_file(), config={"img_size": 64}))
+
+
+# Swin: its answers are held against timm's in tests/models/official/test_trunk_golden.py.
+
+
+def test_swin_of_later_releases_merges_at_the_start_of_a_stage():
+    tensors = files.swin_file()
+    later = {
+        key.replace("layers.0.downsample", "layers.1.downsample").replace(
+            "head.", "head.fc."
+        ): tensor
+        for key, tensor in tensors.items()
+    }
+    one, other = (
+        files.loaded(swin.convert(Official("swin.pth", each, config={"img_size": files.SIDE})))
+        for each in (tensors, later)
+    )
+    assert torch.equal(one(files.image(files.SIDE)), other(files.image(files.SIDE)))
+    converted = swin.convert(Official("swin.pth", tensors, config={"img_size": files.SIDE}))
+    assert files.untouched(converted, tensors) == set()
+    assert all("recomputed" in reason for reason in converted.ignored.values())
+
+
+def test_swin_with_the_second_order_head_pools_in_place_of_the_average():
+    tensors = files.swin_file() | files.second_order_head("head.", 16, 2, 4, class_token=False)
+    del tensors["head.weight"], tensors["head.bias"]
+    converted = swin.convert(Official("swin.pth", tensors, config={"img_size": files.SIDE}))
+    assert files.untouched(converted, tensors) == set()
+    assert (converted.config.fusion, converted.config.pooling) == ("visual", "mgcrp")
+    assert torch.isfinite(files.loaded(converted)(files.image(files.SIDE))).all()
+
+
+VIT_PARTS = {
+    "norm1.": "ln_1.",
+    "attn.qkv.": "self_attention.in_proj_",
+    "norm2.": "ln_2.",
+    "attn.proj.": "self_attention.out_proj.",
+    "mlp.fc1.": "mlp.0.",
+    "mlp.fc2.": "mlp.3.",
+}
+VIT_NAMES = {
+    "cls_token": "class_token",
+    "pos_embed": "encoder.pos_embedding",
+    **{
+        f"{n}.{k}": f"{o}.{k}"
+        for k in ("weight", "bias")
+        for n, o in (
+            ("patch_embed.proj", "conv_proj"),
+            ("norm", "encoder.ln"),
+            ("head", "heads.head"),
+        )
+    },
+}
+
+
+def torchvision_key(key):
+    """timm's name of a ViT's or Swin's tensor in torchvision's words."""
+    if key.startswith("blocks."):
+        number, inside = key.removeprefix("blocks.").split(".", 1)
+        for ours, theirs in VIT_PARTS.items():
+            inside = inside.replace(ours, theirs)
+        return f"encoder.layers.encoder_layer_{number}.{inside}"
+    return VIT_NAMES.get(key, key)
+
+
+def torchvision_swin_key(key):
+    key = key.replace("patch_embed.proj", "features.0.0").replace(
+        "patch_embed.norm", "features.0.2"
+    )
+    key = key.replace("mlp.fc1", "mlp.0").replace("mlp.fc2", "mlp.3")
+    for stage in (0, 1):
+        key = key.replace(f"layers.{stage}.blocks", f"features.{2 * stage + 1}")
+        key = key.replace(f"layers.{stage}.downsample", f"features.{2 * stage + 2}")
+    return key
+
+
+@pytest.mark.parametrize(
+    ("source", "tensors", "rename", "config", "side"),
+    [
+        (vit, files.vit_file(), torchvision_key, files.HINT, 12),
+        (swin, files.swin_file(), torchvision_swin_key, {"img_size": files.SIDE}, files.SIDE),
+    ],
+)
+def test_torchvisions_names_are_the_same_model(source, tensors, rename, config, side):
+    theirs = {rename(key): tensor for key, tensor in tensors.items()}
+    assert len(set(theirs) & set(tensors)) <= 4  # no more than the norm's and the head's
+    converted = source.convert(Official("file.pth", theirs, config=config))
+    assert files.untouched(converted, theirs) == set()
+    changes = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+    one, other = (
+        replace(each, config=replace(each.config, **changes))
+        for each in (converted, source.convert(Official("file.pth", tensors, config=config)))
+    )
+    assert torch.equal(files.loaded(one)(files.image(side)), files.loaded(other)(files.image(side)))
