@@ -1,28 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Randomly changed ONNX files and manifests, one per seed."""
+"""Randomly changed ONNX files, one per seed."""
 
-import json
 import random
-from copy import deepcopy
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import hostile_graphs
 from changed_files import read_or_refused
 from one_node import one_node_model
-from tiny_artefacts import manifest_of, onnx_model
+from tiny_artefacts import onnx_model
 
-from saccade.exporter.artefact.manifest import SUFFIX, ParentEntry, read_manifest
 from saccade.exporter.graph.limits import parse_graph
 from saccade.plugins.ops import OPS
 
 _NUMBERS = (-1, 0, 1, 7, 16, 255, 2**31, 2**62, -(2**63), 2**63 - 1)
 _TEXTS = ("", "x", "f0", "bomb", "trips", "\x1b[2J", "\u202e", "../../x", "y" * 2000)
-_VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 2**63, 10**400, 1e300, -0.5, "", "\x1b[2J", "../../x", "x" * 5000, [], {},
-    [None], [[]], {"a": None}, ["a"] * 70, "b 99999999 99999999", "object", "0" * 63,
-)  # fmt: skip
 _REPEATED = 300  # maximum number of copies of a message
 _MANY_BYTES = 4_000_000
 
@@ -36,36 +28,12 @@ def _sound() -> tuple[bytes, ...]:
     return tuple(each.SerializeToString() for each in (*honest * 3, *hostile))
 
 
-def outcome(kind: str, seed: int, folder: Path) -> str:
+def outcome(seed: int) -> str:
     """Return the outcome for this seed's file, read or refused; anything else is raised."""
-    return graph(seed) if kind == "graph" else manifest(seed, folder)
-
-
-def graph(seed: int) -> str:
-    """Return the outcome for a changed ONNX file.
-
-    Raises: whatever but SaccadeError.
-    """
     rng = random.Random(seed)
     data = rng.choice(_sound())
     data = _changed_bytes(rng, data) if rng.random() < 0.3 else _changed_messages(rng, data)
     return read_or_refused(lambda: parse_graph(data, "model.onnx"))
-
-
-def manifest(seed: int, folder: Path) -> str:
-    """Return the outcome for a changed manifest.
-
-    Raises: whatever but SaccadeError.
-    """
-    rng = random.Random(seed)
-    manifest = manifest_of("b1000", b"", ParentEntry("tiny.safetensors", "0" * 64))
-    content = json.loads(json.dumps(manifest.to_dict()))
-    for _ in range(rng.randint(1, 3)):
-        _change_value(rng, content)
-    path = folder / (manifest.variant.name + SUFFIX)
-    text = json.dumps(content).encode()
-    path.write_bytes(_changed_bytes(rng, text) if rng.random() < 0.3 else text)
-    return read_or_refused(lambda: read_manifest(path))
 
 
 def _changed_bytes(rng: random.Random, data: bytes) -> bytes:
@@ -138,19 +106,3 @@ def _change_field(rng: random.Random, message: Any) -> None:
             setattr(message, field.name, value)
     except ValueError:  # out of the field's range, or not in the enumeration
         message.ClearField(field.name)
-
-
-def _change_value(rng: random.Random, content: Any) -> None:
-    held, inside = content, content
-    key: Any = rng.choice(list(content))
-    for _ in range(4):
-        held = inside
-        keys = list(held) if isinstance(held, dict) else list(range(len(held)))
-        key = rng.choice(keys)
-        inside = held[key]
-        if not isinstance(inside, dict | list) or not inside or rng.random() < 0.3:
-            break
-    if isinstance(held, dict) and rng.random() < 0.1:
-        del held[key]
-    else:
-        held[key] = deepcopy(rng.choice(_VALUES))

@@ -20,6 +20,7 @@ import labelled_sets
 import language_sets
 import numpy as np
 import torch
+from support.models.sizes import TINY, TOWERS
 
 from saccade.core.errors import SaccadeError
 from saccade.models.captioner.training import CaptionTask
@@ -72,26 +73,6 @@ class Case:
 _NAC = {"modules": 6, "dim": 12, "code_dim": 8, "signature_dim": 4, "ffn_dim": 16}
 _NAC |= {"kernel_draw": "none"}
 _SOT = {"dim": 12, "layers": 1, "heads": 2, "mlp_dim": 16, "pool_heads": 2, "m": 4, "n": 4}
-_VQA = {
-    "grid": [2, 2],
-    "dim": 8,
-    "heads": 2,
-    "layers": 1,
-    "hidden": 12,
-    "word_dim": 8,
-    "feature_dim": 8,
-    "pool_hidden": 8,
-    "pool_dim": 8,
-    "attention": "sparsemax",
-}
-_CAPTIONER = {
-    "dim": 8,
-    "feature_dim": 8,
-    "hidden_dim": 8,
-    "attention_dim": 4,
-    "embedding_dim": 4,
-    "attention": "sparsemax",
-}
 _FEW_IMAGES = {
     "sot.training:VALIDATION": 4,
     "sot.training:CALIBRATION": 4,
@@ -120,23 +101,7 @@ CASES = {
     ),
     "sparo": Case(
         "sparo",
-        {
-            "height_px": 16,
-            "width_px": 16,
-            "patch_px": 8,
-            "image_width": 12,
-            "image_layers": 2,
-            "image_heads": 2,
-            "image_hidden": 16,
-            "text_width": 12,
-            "text_layers": 2,
-            "text_heads": 2,
-            "text_hidden": 16,
-            "embed_dim": 8,
-            "slots": 2,
-            "slot_dim": 4,
-            "attn_dim": 4,
-        },
+        TOWERS | {"height_px": 16, "width_px": 16},
         {"extra": {"scenes": 24, "validation_images": 6}},
     ),
     "sot": Case("sot", _SOT | {"patch_px": 4}, {"ema": 0.9}, _FEW_IMAGES),
@@ -157,30 +122,20 @@ CASES = {
     ),
     "slot-attention": Case(
         "slot-attention",
-        {
-            "side_px": 14,
-            "slot_dim": 8,
-            "qkv_dim": 8,
-            "mlp_dim": 12,
-            "grid_mlp_dim": 8,
-            "encoder_channels": [8],
-            "encoder_kernels": [3],
-            "encoder_strides": [2],
-            "decoder_channels": [8],
-        },
+        TINY["slot-attention"] | {"side_px": 14},
         {"extra": {"validation": 4}},
         has_blocks=False,
     ),
     "vqa": Case(
         "vqa",
-        _VQA | {"height_px": 16, "width_px": 16},
+        TINY["vqa"] | {"height_px": 16, "width_px": 16},
         {"extra": FEW_SCENES | {"questions": 3}},
         noise={"dropout": 0.3},
     ),
-    "vqa, own": Case("vqa", _VQA, own="vqa"),
+    "vqa, own": Case("vqa", TINY["vqa"], own="vqa"),
     "captioner": Case(
         "captioner",
-        _CAPTIONER
+        TINY["captioner"]
         | {"height_px": 24, "width_px": 24, "grid_height": 4, "grid_width": 4}
         | {"widths": [4, 8], "strides": [3, 2]},
         {"extra": FEW_CAPTIONS},
@@ -188,11 +143,7 @@ CASES = {
         has_blocks=False,
     ),
     "captioner, own": Case(
-        "captioner",
-        _CAPTIONER | {"widths": [4, 4, 8]},
-        own="coco",
-        has_norms=True,
-        has_blocks=False,
+        "captioner", TINY["captioner"], own="coco", has_norms=True, has_blocks=False
     ),
 }
 

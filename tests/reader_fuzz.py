@@ -4,7 +4,7 @@
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,16 @@ from changed_files import (
 )
 from hostile_files import CheckpointFile, images_npz
 from PIL import Image
+from tiny_artefacts import ENTRY, FULL, artefacts, engines, manifest_of
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact import frontier
-from saccade.exporter.artefact.manifest import read_manifest
+from saccade.exporter.artefact.manifest import (
+    ParentEntry,
+    ScoreChange,
+    read_manifest,
+    write_manifest,
+)
 from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engine_manifest
 from saccade.models.catalogue import presets
 from saccade.models.checkpoint import load
@@ -219,7 +225,7 @@ def readers() -> dict[str, Reader]:
         "--slots": Reader(read_selection, _json(_SELECTION), **text),
         "--set": Reader(_overrides, _json([1, {"a": "b"}]), **text),
         "manifest": Reader(read_manifest, _manifest, name=_NAME, **text),
-        "engine manifest": Reader(read_engine_manifest, _json(_ENGINE), name=_NAME, **text),
+        "engine manifest": Reader(read_engine_manifest, _engine, name=_NAME, **text),
         "frontier.json": Reader(frontier.read_frontier, _json(_FRONTIER), **text),
         "report.json": Reader(report.read_report, _json(_REPORT), **text),
         "images .npz": Reader(lambda p: load_data(p, "train"), _images, changed_zip, "mine.npz"),
@@ -270,35 +276,9 @@ def readers() -> dict[str, Reader]:
 _SOUND_INPUT = Preprocessing(8, 8, 3, (0.5,) * 3, (0.5,) * 3).to_dict()
 _SELECTION = {"order": [1, 0], "mask": [[0.5, 1], [0, 1]], "kind": "dimension", "data": "shapes"}
 _SELECTION |= {"checkpoint_sha256": "0" * 64}
-_VARIANT = {"name": "x-b1000-fp32", "model": "x", "family": "nac", "role": "", "setting": "b1000"}
-_VARIANT |= {"budget": 1.0, "kept": 4, "total": 4, "unit": "modules", "precision": "fp32"}
-_NAME = "x-b1000-fp32.manifest.json"
+_NAME = f"{FULL}.manifest.json"
 _REPORT = {"schema": report.SCHEMA, "version": report.VERSION, "variants": [{"a": 1.0}]}
-_FILE = {"name": "x-b1000-fp32.onnx", "sha256": "0" * 64, "bytes": 10, "data": None}
-_TENSORS = {
-    "inputs": [{"name": "image", "axes": "b 8 8 1", "dtype": "uint8"}],
-    "outputs": [{"name": "logits", "axes": "b 2", "dtype": "float32"}],
-}
-_ENGINE = {
-    "schema": "saccade.engine",
-    "version": 1,
-    "engine": {
-        "variant": _VARIANT, "file": _FILE | {"name": "x-b1000-fp32.plan"},
-        "parent": {"name": "x-b1000-fp32.onnx", "sha256": "0" * 64}, **_TENSORS,
-        "engine": "tensorrt", "version": "10.16", "compute_capabilities": ["9.0"], "driver": None,
-        "profiles": {"image": {"min": [1, 8, 8, 1], "opt": [1, 8, 8, 1], "max": [8, 8, 8, 1]}},
-        "options": {}, "timing_cache_sha256": None, "plugins": {}, "layer_types": {"fp32": 3},
-        "build_seconds": 1.0,
-    },
-}  # fmt: skip
-_SCORE = {"name": "top1", "value": 0.9, "higher_is_better": True, "unit": "share", "n": 100}
-_SCORE |= {"interval": [0.8, 1.0], "data": "digits", "data_sha256": "0" * 64}
-_ENTRY = {"variant": "x-b1000-fp32", "sha256": "0" * 64, "budget": 1.0, "precision": "fp32"}
-_ENTRY |= {"runtime": "onnxruntime", "device": "CPU", "score": _SCORE, "top5": None, "grpc": None}
-_ENTRY |= {"dominated_by": None, "embedding_bytes": None}
-_POINT = dict.fromkeys(("inferences_per_second", "p50_ms", "p95_ms", "p99_ms"), 1.0)
-_ENTRY |= {"in_process": {"threads": 1, "best_batch": 1, "batch_1": _POINT}}
-_FRONTIER = {"schema": "saccade.frontier", "version": 1, "model": "x", "entries": [_ENTRY]}
+_FRONTIER = {"schema": "saccade.frontier", "version": 1, "model": "x", "entries": [ENTRY]}
 
 
 def _json(value: Any) -> Callable[[Path], Any]:
@@ -311,36 +291,17 @@ def _checkpoint(path: Path) -> None:
 
 
 def _manifest(path: Path) -> None:
-    from saccade.exporter.artefact.manifest import SCHEMA, VERSION
+    change = ScoreChange(samples=32, points=0.0, low=-0.1, high=0.1)
+    parent = ParentEntry("tiny.safetensors", "0" * 64)
+    manifest = manifest_of("b1000", b"", parent, facts={"words": ["a"]})
+    parity = replace(manifest.parity, gate="standard", seconds=1.5, score=change)
+    write_manifest(path.parent, replace(manifest, parity=parity))
 
-    multiply_adds = {"total": 10, "by_part": {"head": 10}}
-    content = {
-        "schema": SCHEMA,
-        "version": VERSION,
-        "variant": _VARIANT,
-        "file": _FILE,
-        "parent": {"name": "x.safetensors", "sha256": "0" * 64},
-        **_TENSORS,
-        "preprocessing": _SOUND_INPUT,
-        "labels": ["a", "b"],
-        "facts": {"words": ["a"]},
-        "custom_ops": [],
-        "opset": 20,
-        "ir_version": 10,
-        "tools": {"torch": "2"},
-        "cost": {"parameters": 10, "multiply_adds": multiply_adds, "peak_activation_bytes": 10},
-        "parity": {
-            "passed": True, "figures": {"a": 0.1}, "thresholds": {"a": 0.2}, "overridden": [],
-            "real_inputs": 256, "random_inputs": 64, "batches": [1, 2], "floor": 0.1,
-            "gate": "standard", "seconds": 1.5,
-            "score": {"samples": 32, "points": 0.0, "low": -0.1, "high": 0.1},
-        },
-        "quantization": None,
-        "float32_layers": [],
-        "activation_ranges": {},
-        "inlined_ops": [],
-    }  # fmt: skip
-    path.write_text(json.dumps(content))
+
+def _engine(path: Path) -> None:
+    folder = artefacts(path.parent / "folder", checkpoint=False)
+    engines(folder, path.parent / "engines")
+    (path.parent / "engines" / path.name).rename(path)
 
 
 def _images(path: Path) -> None:

@@ -151,7 +151,25 @@ def test_the_smallest_budget_that_a_message_names_is_accepted(total: int) -> Non
     assert fraction_budget(smallest, total, "modules").kept == 1
 
 
-WRONG = ("", "half", "1/0", "0/1", "4/3", "-1/2", "1e400", 10**400, None, [1], math.nan, "1/2/3")
+def test_chosen_budgets_are_in_order_and_make_variants_of_their_own() -> None:
+    model: Any = Modules(20)
+    chosen = choose_budgets(model, (1, 0.5, "0.125", 0.1))
+    assert [each.kept for each in chosen] == [20, 10, 3, 2]  # 2.5 is rounded up
+    assert [budget.label for budget in choose_budgets(model, ("0.25", "1"))] == ["b1000", "b0250"]
+    for total, budgets, words in (
+        (4096, (1, 1), "budget"),
+        (4096, (0.5, 0.5004), "budget"),
+        (4096, (1e-4,), "budget"),
+        (16, (1, 0.03), r"keeps none of 16 modules.*1/32\."),
+        (16, (0.5, 0.48), "both keep 8 of 16"),
+    ):
+        model = Modules(total)
+        with pytest.raises(SaccadeError, match=words):
+            choose_budgets(model, budgets)
+
+
+WRONG = ("", "0", -0.5, 1.01, "inf", "half", "1/0", "0/1", "4/3", "-1/2", "1e400", 10**400, None)
+WRONG += ([1], math.nan, "1/2/3")
 
 
 @pytest.mark.parametrize("said", WRONG)

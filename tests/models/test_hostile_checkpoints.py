@@ -3,6 +3,7 @@
 
 import json
 import os
+import pickle
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from hostile_files import (
     deep_json,
     safetensors_file,
 )
+from safetensors.torch import save_file
 
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
@@ -49,8 +51,42 @@ def input_of(**values: Any) -> Callable[[CheckpointFile, Path], Path]:
     )
 
 
+def bytes_of(change: Callable[[bytes], bytes]) -> Callable[[CheckpointFile, Path], Path]:
+    """A file whose bytes are made of those of the sound one."""
+
+    def make(sound: CheckpointFile, path: Path) -> Path:
+        path.write_bytes(change(sound.write(path).read_bytes()))
+        return path
+
+    return make
+
+
 WEIGHT = "weights/read_out_codes"
 CHECKPOINTS: dict[str, Case] = {
+    "missing": (lambda _, path: path, "no such file.*shipped:digits-sum"),
+    "empty": (bytes_of(lambda _: b""), "is empty"),
+    "truncated": (bytes_of(lambda data: data[:-100]), r"truncated: found \d+ bytes.*needs \d+"),
+    "truncated in its header": (bytes_of(lambda data: data[:100]), "truncated"),
+    "one bit flipped": (bytes_of(lambda d: d[:-1] + bytes([d[-1] ^ 1])), "corrupt.*SHA-256"),
+    "a header of 2^62 bytes": (bytes_of(lambda _: b"\0" * 7 + b"\x40{}" + bytes(64)), "truncated"),
+    "text": (bytes_of(lambda _: b"hello, I am a model\n" * 9), "not safetensors"),
+    "a pickle": (bytes_of(lambda _: pickle.dumps({"a": 1})), "pickle.*saccade convert"),
+    "a torch file": (lambda _, path: torch.save({}, path) or path, "zip archive.*saccade convert"),
+    "foreign": (
+        lambda _, path: save_file({"a": torch.zeros(2)}, path) or path,
+        "without saccade's metadata",
+    ),
+    "of another schema": (header(schema="x"), "found x version 3"),
+    "of a later version": (header(version=4), "version 4, expected .* 3"),
+    "without a card": (
+        lambda sound, path: sound.with_text(path, lambda text: text.replace(', "card": {}', "")),
+        "missing .'card'",
+    ),
+    "with a key too many": (header(colour="red"), "unknown .'colour'"),
+    "a label beyond the classes": (
+        tensor("calibration/labels", torch.tensor([0, 2])),
+        "2, .* 0 to 1",
+    ),
     "config null": (header(config=None), "config is None, expected an object"),
     "config 7": (header(config=7), "config is 7, expected an object"),
     "config a list": (header(config=[1]), r"config is \[1\], expected an object"),
@@ -161,7 +197,7 @@ def test_checkpoint(case: str, sound: CheckpointFile, tmp_path: Path) -> None:
     with pytest.raises(SaccadeError) as error:
         load(path).build()
     message = str(error.value)
-    assert re.search(words, message), message[:500]
+    assert re.search(words, message, re.S), message[:500]
     assert len(message) < 2_000, "a hostile file fills the terminal"
 
 

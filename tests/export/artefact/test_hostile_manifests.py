@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile manifests: each wrong value in a file beside the artefact is named, by every reader."""
+"""Hostile folders: links, sizes and names that a manifest denies, and wrong files beside it."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_artefacts import ENTRY, FIGURES, FULL, HALF, artefacts, engines
+from support.json_files import put
+from tiny_artefacts import ENTRY, FIGURES, FULL, HALF, artefacts
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME, read_frontier
-from saccade.exporter.artefact.manifest import read_manifest
-from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engines
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import DESCRIPTION, read_repository
 from saccade.serving.repository.options import RepositoryOptions
@@ -25,54 +23,8 @@ def folder(tmp_path: Path) -> Path:
     return artefacts(tmp_path / "folder", checkpoint=False)
 
 
-def change(path: Path, keys: tuple[str | int, ...], value: Any) -> None:
-    """One value of a JSON file, which stays JSON."""
-    content = held = json.loads(path.read_text())
-    for key in keys[:-1]:
-        held = held[key]
-    held[keys[-1]] = value
-    path.write_text(json.dumps(content))
-
-
-WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
-    "a number of 4,000 digits": (("cost", "parameters"), 10**4000, "whole number of at most"),
-    "a number beyond 64 bits": (("variant", "total"), 2**63, "whole number of at most"),
-    "no tensor's type": (("inputs", 0, "dtype"), "object", "type 'object', expected one of"),
-    "no axes": (("outputs", 0, "axes"), "", "are not words and numbers"),
-    "an image of 1e20 numbers": (("inputs", 0, "axes"), "b 9999999999 9999999999", "2147483648"),
-    "20 axes": (("inputs", 0, "axes"), "b " + "1 " * 20, "at most 16"),
-    "1,000 outputs": (
-        ("outputs",), [{"name": f"o{i}", "axes": "b 3", "dtype": "float32"} for i in range(1000)],
-        "1001 inputs and outputs",
-    ),
-    "an escape in a tensor's name": (("inputs", 0, "name"), "\x1b[2J", "control characters"),
-    "no family": (("variant", "family"), "\x1b[2J", "family '\\x1b[2J' is not known"),
-    "an escape in the unit": (("variant", "unit"), "m\x1b[2J", "is not a word"),
-    "a long unit": (("variant", "unit"), "m" * 5000, "is not a word"),
-    "a long name of a file": (("parent", "name"), "x" * 5000, "is not a plain name"),
-    "a file elsewhere": (("parent", "name"), "../../etc/passwd", "is not a plain name"),
-    "a million labels": (("labels",), ["a"] * 10**6, "1000000 labels"),
-    "a long label": (("labels", 0), "a" * 10**6, "of up to 1000000 characters"),
-    "labels as an object": (("labels",), {}, "expected a list"),
-    "a hash of another length": (("file", "sha256"), "0" * 63, "is not a SHA-256"),
-    "null as a manifest's part": (("parity",), None, "expected an object"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_manifest_names_the_value(name: str, folder: Path) -> None:
-    keys, value, said = WRONG[name]
-    path = folder / f"{FULL}.manifest.json"
-    change(path, keys, value)
-    with pytest.raises(SaccadeError) as caught:
-        read_manifest(path)
-    message = str(caught.value)
-    assert said in message and str(path) in message and len(message) < 500
-    assert message.isprintable()
-
-
 def test_a_file_of_another_size_than_its_manifest_says(folder: Path) -> None:
-    change(folder / f"{FULL}.manifest.json", ("file", "bytes"), 7)
+    put(folder / f"{FULL}.manifest.json", ("file", "bytes"), 7)
     with pytest.raises(SaccadeError, match="bytes, expected 7 as in its manifest"):
         ArtefactFolder(folder).check_files()
 
@@ -93,7 +45,7 @@ def test_an_artefact_that_is_a_link_has_the_bytes_of_its_manifest(kind: str, fol
 
 def test_a_manifest_that_names_other_inputs_than_the_file(folder: Path, tmp_path: Path) -> None:
     for name in (FULL, HALF):
-        change(folder / f"{name}.manifest.json", ("inputs", 0, "name"), "picture")
+        put(folder / f"{name}.manifest.json", ("inputs", 0, "name"), "picture")
     with pytest.raises(SaccadeError, match="an input 'image', but its manifest has only picture"):
         deploy(folder, RepositoryOptions(tmp_path / "out"))
 
@@ -101,7 +53,7 @@ def test_a_manifest_that_names_other_inputs_than_the_file(folder: Path, tmp_path
 @pytest.mark.parametrize("end", ["\r", "\x0b", "\x85", "\u2028"])
 def test_a_label_with_any_end_of_a_line(end: str, folder: Path, tmp_path: Path) -> None:
     for name in (FULL, HALF):
-        change(folder / f"{name}.manifest.json", ("labels", 0), f"circle{end}square")
+        put(folder / f"{name}.manifest.json", ("labels", 0), f"circle{end}square")
     with pytest.raises(SaccadeError, match="is empty or has a line break"):
         deploy(folder, RepositoryOptions(tmp_path / "out"))
 
@@ -127,7 +79,7 @@ def test_frontier_as_bench_writes_it(folder: Path) -> None:
 def test_frontier_names_the_value(name: str, folder: Path) -> None:
     keys, value, said = FRONTIERS[name]
     path = frontier(folder)
-    change(path, keys, value)
+    put(path, keys, value)
     with pytest.raises(SaccadeError) as caught:
         read_frontier(path)
     assert said in str(caught.value) and "saccade bench" in str(caught.value)
@@ -165,48 +117,10 @@ def test_repository_names_the_value(name: str, repository: Path) -> None:
     path = repository / DESCRIPTION
     whole = path.read_bytes()
     try:
-        change(path, (key,), value)
+        put(path, (key,), value)
         with pytest.raises(SaccadeError) as caught:
             read_repository(repository)
     finally:
         path.write_bytes(whole)
     message = str(caught.value)
     assert said in message and "saccade repository" in message and "saccade export" not in message
-
-
-PLANS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no manifest": (lambda out: (out / f"{FULL}.manifest.json").unlink(), "has no manifest with"),
-    "one byte more": (
-        lambda out: (out / f"{FULL}.plan").write_bytes(b"!" + (out / f"{FULL}.plan").read_bytes()),
-        "is not loaded",
-    ),
-    "other bytes of the same number": (
-        lambda out: (out / f"{FULL}.plan").write_bytes((out / f"{FULL}.plan").read_bytes()[::-1]),
-        "is not loaded",
-    ),
-    "a link": (
-        lambda out: (
-            (out / f"{FULL}.plan").rename(out / "p"),
-            (out / f"{FULL}.plan").symlink_to("p"),
-        ),
-        "link",
-    ),
-    "a file elsewhere": (
-        lambda out: change(
-            out / f"{FULL}.manifest.json", ("engine", "file", "name"), "../model.plan"
-        ),
-        "model.plan",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PLANS)
-def test_plan_is_code_and_needs_the_hash_of_its_manifest(
-    name: str, folder: Path, tmp_path: Path
-) -> None:
-    out = engines(folder, tmp_path / "engines")
-    assert len(read_engines(out)) == 2
-    spoil, said = PLANS[name]
-    spoil(out)
-    with pytest.raises(SaccadeError, match=said):
-        read_engines(out)

@@ -180,10 +180,13 @@ def test_unknown_changed_and_linked_plans(plan: Path, tmp_path: Path) -> None:
             refused()
     stranger.unlink()
     data = plan.read_bytes()
-    plan.write_bytes(data[:-1] + b"?")
-    for refused in (lambda: load_engine(plan), lambda: read_engines(folder)):
-        with pytest.raises(SaccadeError, match=r"SHA-256 is .* it is not loaded"):
-            refused()
+    for other in (data[:-1] + b"?", data[::-1], b"!" + data):
+        plan.write_bytes(other)
+        for refused in (lambda: load_engine(plan), lambda: read_engines(folder)):
+            with pytest.raises(
+                SaccadeError, match=r"(SHA-256 is|its manifest has) .* it is not loaded"
+            ):
+                refused()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(data)
     plan.unlink()

@@ -3,7 +3,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import language_sets
 import numpy as np
 import pytest
 from PIL import Image
+from support.json_files import edited
 
 from saccade.core import json_text
 from saccade.core.errors import SaccadeError
@@ -30,11 +30,6 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("vqa", "coco", "tables"):
         getattr(language_sets, name)(place / name)
     return place
-
-
-def changed(path: Path, change: Callable[[Any], Any]) -> None:
-    value = json.loads(path.read_text())
-    path.write_text(json.dumps(change(value) or value))
 
 
 # Captions.
@@ -104,39 +99,21 @@ def test_an_image_is_in_one_drawn_split_only(sets):
     assert other.sha256 != again.sha256, "the hash is also that of the captions"
 
 
-def _two_splits(path: Path) -> None:
-    path.write_text("image,caption,split\na.png,one,train\na.png,two,val\n")
+TABLES = {
+    "image,caption,split|a.png,one,train|a.png,two,val": "row 2: a.png: found the split validation"
+    ", but row 1 has the same image in",
+    "caption,label|one,1": "the columns 'caption', 'label', expected one of images: path, file",
+    "image,label|a.png,1": "the columns 'image', 'label', expected one of captions: sentence",
+    "image,caption|a.png,one|a.png, ": "row 2: found ' ' in column 'caption', expected a sentence",
+    "image,caption,split|a.png,one,left": "row 1: found 'left' in column 'split', expected one of",
+    "image,caption": "found no captions",
+}
 
 
-def _no_images(path: Path) -> None:
-    path.write_text("caption,label\none,1\n")
-
-
-def _labels_only(path: Path) -> None:
-    path.write_text("image,label\na.png,1\n")
-
-
-def _empty_caption(path: Path) -> None:
-    path.write_text("image,caption\na.png,one\na.png, \n")
-
-
-def _other_split(path: Path) -> None:
-    path.write_text("image,caption,split\na.png,one,left\n")
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    (
-        (_two_splits, "row 2: a.png: found the split validation, but row 1 has the same image in"),
-        (_no_images, "found the columns 'caption', 'label', expected one of images: path, file"),
-        (_labels_only, "found the columns 'image', 'label', expected one of captions: sentence"),
-        (_empty_caption, "row 2: found ' ' in column 'caption', expected a sentence"),
-        (_other_split, "row 1: found 'left' in column 'split', expected one of train"),
-        (lambda path: path.write_text("image,caption\n"), "found no captions"),
-    ),
-)
-def test_wrong_tables_of_captions(tmp_path, make, message):
-    make(tmp_path / "x.csv")
+@pytest.mark.parametrize("rows", TABLES)
+def test_wrong_tables_of_captions(tmp_path, rows):
+    message = TABLES[rows]
+    (tmp_path / "x.csv").write_text(rows.replace("|", "\n"))
     with pytest.raises(SaccadeError, match=re.escape(message)):
         Sentences.opened(str(tmp_path / "x.csv"), NOTHING)
 
@@ -176,7 +153,7 @@ def _nameless(value: Any) -> Any:
 def test_wrong_coco_files(sets, tmp_path, change, message):
     path = tmp_path / "captions_train2014.json"
     path.write_bytes((sets / "coco/annotations" / path.name).read_bytes())
-    changed(path, change)
+    edited(path, change)
     with pytest.raises(SaccadeError, match=re.escape(message)):
         Sentences.opened(str(path), DataDescription(root=sets / "coco"))
 
@@ -195,7 +172,7 @@ def test_captions_without_images_are_refused(sets, tmp_path):
 def test_images_without_captions_are_counted(sets, tmp_path):
     path = tmp_path / "captions_train2014.json"
     path.write_bytes((sets / "coco/annotations" / path.name).read_bytes())
-    changed(path, lambda value: value["annotations"].__delitem__(slice(0, 2)))
+    edited(path, lambda value: value["annotations"].__delitem__(slice(0, 2)))
     source = Sentences.opened(str(path), DataDescription(root=sets / "coco"))
     assert len(source) == 17
     assert source.notes == (f"{path}: left out 1 images without captions",)
@@ -287,7 +264,7 @@ def _captions(value: Any) -> Any:
 def test_wrong_annotations(sets, tmp_path, change, message):
     for path in (sets / "vqa").glob("*train2014*.json"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    changed(tmp_path / "v2_mscoco_train2014_annotations.json", change)
+    edited(tmp_path / "v2_mscoco_train2014_annotations.json", change)
     with pytest.raises(SaccadeError, match=re.escape(message)):
         open_questions(str(tmp_path), DataDescription(root=sets / "vqa"))
 

@@ -3,8 +3,7 @@
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -68,37 +67,43 @@ def fake_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SOURCES, "fake", ConverterSource("fake.source", TAKES, "teacher"))
 
 
-@pytest.fixture
-def their_file(tmp_path: Path) -> Callable[..., Path]:
-    """Save the other code's checkpoint; `changes` replace tensors, None takes them away."""
+@dataclass
+class Theirs:
+    """The other code's checkpoint, which is converted with three labels."""
 
-    def make(**changes: torch.Tensor | None) -> Path:
+    place: Path
+
+    @property
+    def options(self) -> ConvertOptions:
+        (self.place / "labels.txt").write_text("cat\ndog\nowl\n")
+        return ConvertOptions(self.out, labels=self.place / "labels.txt")
+
+    @property
+    def out(self) -> Path:
+        return self.place / "ours.safetensors"
+
+    def file(self, **changes: torch.Tensor | None) -> Path:
+        """Save it; `changes` replace tensors, None takes them away."""
         tensors = {f"theirs.{key}": value for key, value in NAC(CONFIG).state_dict().items()}
         del tensors["theirs.module_order"]
         tensors[TIED[1]] = tensors[TIED[0]]
-        for key, value in changes.items():
-            name = f"theirs.{key.replace('__', '.')}"
-            if value is None:
-                del tensors[name]
-            else:
-                tensors[name] = value
-        torch.save({"teacher": tensors, "student": {}, "epoch": 1}, tmp_path / "theirs.pth")
-        return tmp_path / "theirs.pth"
+        tensors |= {f"theirs.{key.replace('__', '.')}": value for key, value in changes.items()}
+        tensors = {key: value for key, value in tensors.items() if value is not None}
+        torch.save({"teacher": tensors, "student": {}, "epoch": 1}, self.place / "theirs.pth")
+        return self.place / "theirs.pth"
 
-    return make
+    def convert(self, source: str = "fake", file: Path | None = None, **options: Any) -> Any:
+        return convert(source, file or self.file(), replace(self.options, **options))
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> ConvertOptions:
-    (tmp_path / "labels.txt").write_text("cat\ndog\nowl\n")
-    return ConvertOptions(tmp_path / "ours.safetensors", labels=tmp_path / "labels.txt")
+def theirs(tmp_path: Path) -> Theirs:
+    return Theirs(tmp_path)
 
 
-def test_a_file_becomes_a_checkpoint(
-    their_file: Callable[..., Path], options: ConvertOptions
-) -> None:
-    report = convert("fake", their_file(), options)
-    checkpoint = load(options.out)
+def test_a_file_becomes_a_checkpoint(theirs: Theirs) -> None:
+    report = theirs.convert()
+    checkpoint = load(theirs.out)
     assert checkpoint.sha256 == report.out_sha256
     assert checkpoint.labels == ("cat", "dog", "owl")
     expected = NAC(CONFIG).eval()
@@ -109,7 +114,7 @@ def test_a_file_becomes_a_checkpoint(
     assert "256 generated scenes" in checkpoint.card["calibration"]
     assert checkpoint.card["source"] == "fake"
     assert checkpoint.card["numerics"] == "authors"
-    assert str(options.out.parent) not in json.dumps(checkpoint.card)
+    assert str(theirs.out.parent) not in json.dumps(checkpoint.card)
     assert json.loads(json.dumps(report.to_dict()))["rows"] == []
     text = report.to_text()
     assert "a copy of the head" in text
@@ -117,17 +122,15 @@ def test_a_file_becomes_a_checkpoint(
     assert f"{report.parameters:,} parameters" in text
 
 
-def test_every_key_that_does_not_fit_is_reported_and_nothing_written(
-    their_file: Callable[..., Path], options: ConvertOptions
-) -> None:
-    path = their_file(
+def test_every_key_that_does_not_fit_is_reported_and_nothing_written(theirs: Theirs) -> None:
+    path = theirs.file(
         read_out_codes=None,
         head__bias=None,
         extra=torch.zeros(2),
         generator__codes=torch.ones(1, 8),
     )
     with pytest.raises(ConversionFailed) as caught:
-        convert("fake", path, options)
+        theirs.convert(file=path)
     rows = [(r.problem, r.ours, r.theirs, r.found, r.expected) for r in caught.value.report.rows]
     assert rows == [
         ("missing", "head.bias", "theirs.head.bias", "", "(3,)"),
@@ -137,37 +140,33 @@ def test_every_key_that_does_not_fit_is_reported_and_nothing_written(
     ]
     assert all(row[2] in str(caught.value) for row in rows)
     assert json.loads(json.dumps(caught.value.report.to_dict()))["rows"][3]["expected"] == "(6, 8)"
-    assert not options.out.exists()
+    assert not theirs.out.exists()
 
 
 def test_a_report_of_what_does_not_fit_is_there_for_machines(
-    their_file: Callable[..., Path], tmp_path: Path
+    theirs: Theirs, tmp_path: Path
 ) -> None:
     options = ConvertOptions(tmp_path / "out.safetensors")
     outcome = Command(convert_command, "").callable()(
-        "fake", options, their_file(head__bias=None), json=True
+        "fake", options, theirs.file(head__bias=None), json=True
     )
     assert (getattr(outcome.result, "exit_code", 0), outcome.as_json) == (2, True)
     assert [row["ours"] for row in outcome.result.to_dict()["rows"]] == ["head.bias"]
 
 
-def test_a_configuration_that_does_not_fit_its_weights(
-    their_file: Callable[..., Path], options: ConvertOptions, tmp_path: Path
-) -> None:
+def test_a_configuration_that_does_not_fit_its_weights(theirs: Theirs, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"modules": 7}')
     with pytest.raises(ConversionFailed, match=r"codes\): found \(6, 8\), expected \(7, 8\)"):
-        convert("fake", their_file(), replace(options, config=tmp_path / "config.json"))
+        theirs.convert(config=tmp_path / "config.json")
     (tmp_path / "config.json").write_text('{"modles": 7}')
     with pytest.raises(SaccadeError, match="unknown field 'modles'"):
-        convert("fake", their_file(), replace(options, config=tmp_path / "config.json"))
-    assert not options.out.exists()
+        theirs.convert(config=tmp_path / "config.json")
+    assert not theirs.out.exists()
 
 
-def test_exact_numerics_say_what_they_change(
-    their_file: Callable[..., Path], options: ConvertOptions
-) -> None:
-    report = convert("fake", their_file(), replace(options, numerics="exact"))
-    checkpoint = load(options.out)
+def test_exact_numerics_say_what_they_change(theirs: Theirs) -> None:
+    report = theirs.convert(numerics="exact")
+    checkpoint = load(theirs.out)
     assert checkpoint.config["epsilon"] == 0.5
     images = torch.from_numpy(checkpoint.calibration["image"][:16])
     authors, exact = (
@@ -182,51 +181,46 @@ def test_exact_numerics_say_what_they_change(
     assert "exact numerics: logits changes by at most" in report.to_text()
 
 
-def test_the_input_as_the_user_says(
-    their_file: Callable[..., Path], options: ConvertOptions, tmp_path: Path
-) -> None:
+def test_the_input_as_the_user_says(theirs: Theirs, tmp_path: Path) -> None:
     said = tmp_path / "input.json"
     said.write_text('{"mean": [0.25], "interpolation": "bicubic"}')
-    convert("fake", their_file(), replace(options, preprocessing=said))
-    checkpoint = load(options.out)
+    theirs.convert(preprocessing=said)
+    checkpoint = load(theirs.out)
     assert checkpoint.preprocessing is not None
     assert checkpoint.preprocessing.interpolation == "bicubic"
     assert checkpoint.preprocessing.mean == tuple(checkpoint.config["mean"]) == (0.25,)
     said.write_text('{"height_px": 9}')
     with pytest.raises(SaccadeError, match="height_px is 9, but the weights are for 8"):
-        convert("fake", their_file(), replace(options, preprocessing=said, force=True))
+        theirs.convert(preprocessing=said, force=True)
 
 
-def test_calibration_by_the_users_images(
-    their_file: Callable[..., Path], options: ConvertOptions, tmp_path: Path
-) -> None:
+def test_calibration_by_the_users_images(theirs: Theirs, tmp_path: Path) -> None:
     for label, level in (("dog", 200), ("cat", 20)):
         (tmp_path / "mine" / label).mkdir(parents=True)
         for index in range(185):
             image = np.full((8, 8), level, dtype=np.uint8)
             Image.fromarray(image).save(tmp_path / "mine" / label / f"{index}.png")
-    convert("fake", their_file(), replace(options, calibrate_on=str(tmp_path / "mine")))
-    checkpoint = load(options.out)
+    theirs.convert(calibrate_on=str(tmp_path / "mine"))
+    checkpoint = load(theirs.out)
     assert "256 training images with labels of mine" in checkpoint.card["calibration"]
     dogs = checkpoint.calibration["image"][:, 0, 0, 0] == 200
     assert np.array_equal(checkpoint.calibration["labels"], dogs.astype(np.int64))
     with pytest.raises(SaccadeError, match="the model expects"):
-        tall = replace(options, calibrate_on="digits-sum", force=True)
-        convert("fake", their_file(), tall)
+        theirs.convert(calibrate_on="digits-sum", force=True)
 
 
 def test_what_does_not_fit_is_refused_before_it_is_read(
-    their_file: Callable[..., Path], options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
+    theirs: Theirs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("saccade.core.resources.available_memory_bytes", lambda: 2**20)
     reason = r"ours\.safetensors: the conversion needs about .* MiB"
     with pytest.raises(SaccadeError, match=reason):
-        convert("fake", their_file(), options)
-    tensors = torch.load(their_file())["teacher"]
-    save_file({name: value.clone() for name, value in tensors.items()}, options.out.with_suffix(""))
+        theirs.convert()
+    tensors = torch.load(theirs.file())["teacher"]
+    save_file({name: value.clone() for name, value in tensors.items()}, theirs.out.with_suffix(""))
     monkeypatch.setattr(driver, "read_tensors", lambda *_, **__: pytest.fail("was read"))
     with pytest.raises(SaccadeError, match=reason):
-        convert("fake", options.out.with_suffix(""), options)
+        theirs.convert(file=theirs.out.with_suffix(""))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -247,9 +241,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refuses(
-    case: str, their_file: Callable[..., Path], options: ConvertOptions, tmp_path: Path
-) -> None:
+def test_refuses(case: str, theirs: Theirs, tmp_path: Path) -> None:
     changes, reason = REFUSED[case]
     changes = dict(changes)
     source = changes.pop("source", "fake")
@@ -258,23 +250,20 @@ def test_refuses(
             (tmp_path / name).write_text(changes[name])
             changes[name] = tmp_path / name
     with pytest.raises(SaccadeError, match=reason):
-        convert(source, their_file(), replace(options, **changes))
+        theirs.convert(source, **changes)
     assert not list(tmp_path.glob("*.safetensors"))
 
 
-def test_a_trunk_from_a_second_file(
-    their_file: Callable[..., Path], options: ConvertOptions, tmp_path: Path
-) -> None:
-    trunk = torch.load(their_file())["teacher"]
+def test_a_trunk_from_a_second_file(theirs: Theirs, tmp_path: Path) -> None:
+    trunk = torch.load(theirs.file())["teacher"]
     head = {key: trunk.pop(key) for key in list(trunk) if "head" in key}
     # A classifier of the trunk's own is not read, whatever its shape.
     torch.save({"model": trunk | {"head.weight": torch.zeros(7, 7)}}, tmp_path / "trunk.pth")
     torch.save(head, tmp_path / "head.pth")
-    options = replace(options, backbone=tmp_path / "trunk.pth")
-    report = convert("fake", tmp_path / "head.pth", options)
+    report = theirs.convert(file=tmp_path / "head.pth", backbone=tmp_path / "trunk.pth")
     assert "trunk from trunk.pth" in report.to_text()
     x = torch.zeros(2, 8, 8, 1)
-    assert torch.equal(load(options.out).build()(x), NAC(CONFIG).eval()(x))
+    assert torch.equal(load(theirs.out).build()(x), NAC(CONFIG).eval()(x))
 
 
 def test_every_source_says_what_it_takes() -> None:
@@ -286,23 +275,19 @@ def test_every_source_says_what_it_takes() -> None:
         )
 
 
-def test_a_file_of_another_source(
-    their_file: Callable[..., Path], options: ConvertOptions, tmp_path: Path
-) -> None:
+def test_a_file_of_another_source(theirs: Theirs, tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "other.pth")
     with pytest.raises(SaccadeError, match="not a file of this source"):
-        convert("fake", tmp_path / "other.pth", options)
+        theirs.convert(file=tmp_path / "other.pth")
 
 
-def test_what_stands_at_out_is_kept(
-    their_file: Callable[..., Path], options: ConvertOptions
-) -> None:
-    options.out.write_text("mine")
+def test_what_stands_at_out_is_kept(theirs: Theirs) -> None:
+    theirs.out.write_text("mine")
     with pytest.raises(SaccadeError, match="--force"):
-        convert("fake", their_file(), options)
-    assert options.out.read_text() == "mine"
-    convert("fake", their_file(), replace(options, force=True))
-    assert load(options.out).family == "nac"
+        theirs.convert()
+    assert theirs.out.read_text() == "mine"
+    theirs.convert(force=True)
+    assert load(theirs.out).family == "nac"
 
 
 def test_names_are_read_in_order(tmp_path: Path) -> None:

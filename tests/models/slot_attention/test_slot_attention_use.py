@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from places import TESTS
+from support.models.sizes import TINY
 
 from saccade.core.errors import SaccadeError
 from saccade.models.official.conversion import Original
@@ -139,18 +140,7 @@ def test_a_short_run_learns_to_paint(tmp_path):
     from saccade.models.training.loop import fit
     from saccade.models.training.options import TrainOptions
 
-    fields = {
-        "side_px": 14,
-        "positions": "left",
-        "slot_dim": 16,
-        "qkv_dim": 16,
-        "mlp_dim": 16,
-        "encoder_channels": [8],
-        "encoder_kernels": [5],
-        "encoder_strides": [2],
-        "decoder_channels": [16, 16],
-        "attention": "sa",
-    }
+    fields = TINY["slot-attention"] | {"side_px": 14, "positions": "left", "attention": "sa"}
     options = TrainOptions(out=tmp_path / "m.safetensors", set=fields, steps=12, batch=8)
     job = task(options)
     assert job.model.config.grid_embedding == "project_add", "a baseline sees places"

@@ -6,6 +6,7 @@ from pathlib import Path
 import masked_sets
 import numpy as np
 import pytest
+from support.models.sizes import TINY
 
 from saccade.core import verbosity
 from saccade.core.errors import SaccadeError
@@ -19,18 +20,7 @@ from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.train import train
 
-FIELDS = {
-    "slots": 3,
-    "rounds": 2,
-    "slot_dim": 8,
-    "qkv_dim": 8,
-    "mlp_dim": 8,
-    "grid_mlp_dim": 8,
-    "encoder_channels": [4],
-    "encoder_kernels": [3],
-    "encoder_strides": [2],
-    "decoder_channels": [8],
-}
+FIELDS = TINY["slot-attention"] | {"slots": 3, "rounds": 2}
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support.models import sizes
 
 from saccade.models.data.tetrominoes import tetromino_batch
 from saccade.models.interface import component_named
@@ -20,19 +21,8 @@ from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import with_pixels
 
 TINY = PRESETS["slot-attention-tiny"]
-FIELDS = {
-    "side_px": 14,
-    "positions": "left",
-    "slot_dim": 16,
-    "qkv_dim": 16,
-    "mlp_dim": 16,
-    "grid_mlp_dim": 16,
-    "encoder_channels": [8],
-    "encoder_kernels": [5],
-    "encoder_strides": [2],
-    "decoder_channels": [16, 16],
-    "initial_slots": "gaussian",
-}
+FIELDS = sizes.TINY["slot-attention"] | {"side_px": 14, "positions": "left", "slot_dim": 16}
+FIELDS |= {"initial_slots": "gaussian"}
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folded form is the same function, and becomes an ONNX file."""
+"""The folded form is the same function; the exporter's tests make an ONNX file of it."""
 
 import numpy as np
 import pytest
@@ -105,27 +105,3 @@ def test_class_only_form_computes_one_token_in_the_last_block():
     folded.trunk.blocks[-1].widen.register_forward_hook(lambda m, x, y: seen.append(x[0].shape))
     folded.outputs(*inputs(folded.config))
     assert seen == [(2, 1, 16)]
-
-
-@pytest.mark.parametrize("name", ["naive"])
-def test_onnx_file_answers_the_same(name):
-    from saccade.exporter.graph.tracing import trace_component
-    from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
-
-    config = SoTConfig(**SMALL | FORMS[name])
-    model = trained(config)
-    (component,) = model.components()
-    samples = {
-        spec.name: np.concatenate([each.numpy().astype(spec.dtype)] * 2)
-        for spec, each in zip(component.inputs, inputs(config), strict=True)
-    }
-    outputs = (*component.outputs, *component.optional)
-    folded = trained(config).fold()
-    proto = trace_component(folded, folded.components()[0], samples, outputs)
-    actual = onnx_runner(onnx_session(proto.SerializeToString()))(samples)
-    with torch.no_grad():
-        given = {key: torch.from_numpy(sample) for key, sample in samples.items()}
-        expected = component.run(**given)
-    for output in outputs:
-        each = expected[output].numpy()
-        assert np.abs(actual[output] - each).max() <= 1e-4 * np.abs(each).max(), output

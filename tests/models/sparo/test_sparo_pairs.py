@@ -9,6 +9,7 @@ import numpy as np
 import paired_sets
 import pytest
 import torch
+from support.models.sizes import TOWERS
 from tiny_clip import tiny_clip
 
 from saccade.core.errors import SaccadeError, ShapeError
@@ -24,11 +25,6 @@ from saccade.models.training.start import load_start, started
 from saccade.models.training.task import with_pixels
 from saccade.models.training.train import train
 
-TINY = {
-    "patch_px": 8, "image_width": 16, "image_layers": 2, "image_heads": 2, "image_hidden": 16,
-    "text_width": 16, "text_layers": 2, "text_heads": 2, "text_hidden": 16, "embed_dim": 16,
-    "slots": 4, "slot_dim": 6, "attn_dim": 8,
-}  # fmt: skip
 SLOTS = {"pooling": "sparo", "slots": 4, "slot_dim": 6}
 
 
@@ -37,7 +33,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A table of 30 images, and a recipe of few steps."""
     folder = tmp_path_factory.mktemp("pairs")
     extra = {"scenes": 0, "validation_images": 40}
-    quick = replace(sparo.QUICK, steps=2, batch=12, config=sparo.SMALL | TINY, extra=extra)
+    quick = replace(sparo.QUICK, steps=2, batch=12, config=sparo.SMALL | TOWERS, extra=extra)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sparo, "QUICK", quick)
         yield paired_sets.csv_file(folder, paired_sets.told(30))

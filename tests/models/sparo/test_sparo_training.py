@@ -8,6 +8,7 @@ import numpy as np
 import paired_sets
 import pytest
 import torch
+from support.models.sizes import TOWERS
 
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
@@ -22,23 +23,7 @@ from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import with_pixels
 from saccade.models.training.train import train
 
-TINY = {
-    "height_px": 16,
-    "width_px": 16,
-    "patch_px": 8,
-    "image_width": 24,
-    "image_layers": 2,
-    "image_heads": 2,
-    "image_hidden": 32,
-    "text_width": 16,
-    "text_layers": 2,
-    "text_heads": 2,
-    "text_hidden": 24,
-    "embed_dim": 16,
-    "slots": 4,
-    "slot_dim": 6,
-    "attn_dim": 8,
-}
+TINY = TOWERS | {"height_px": 16, "width_px": 16}
 
 
 @pytest.fixture(scope="module")

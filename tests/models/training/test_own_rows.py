@@ -10,7 +10,7 @@ import labelled_sets
 import language_sets
 import numpy as np
 import pytest
-from support.models.runs import TINY
+from support.models.sizes import TINY
 
 from saccade.models.data.samples import images as image_file
 from saccade.models.entry import imported
@@ -19,17 +19,6 @@ from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import Task, share_of, with_pixels
 
 BATCH, STEPS, SIDE_PX = 5, 2, 12  # parts of 2 and 3 samples
-SIZES: dict[str, dict[str, Any]] = TINY | {
-    "slot-attention": {
-        "slot_dim": 8,
-        "encoder_channels": [4],
-        "encoder_kernels": [3],
-        "encoder_strides": [2],
-        "decoder_channels": [4],
-    },
-    "vqa": {"dim": 8, "heads": 2, "layers": 1, "hidden": 8, "grid": [2, 2], "feature_dim": 8},
-    "captioner": {"dim": 8, "hidden_dim": 8, "widths": [4, 4, 4], "feature_dim": 4},
-}
 MIXED = {"mixup": 0.8, "cutmix": 1.0}
 # Family and options; the last is the number of rows that a process decodes for others.
 CASES: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -62,7 +51,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = labelled_sets.class_folders(place / "noise", labelled_sets.noise(14))
     own = {name: str(getattr(language_sets, kind)(place / kind)) for name, kind in
            (("vqa", "vqa"), ("captioner", "coco"))}  # fmt: skip
-    return dict.fromkeys(SIZES, folder) | own
+    return dict.fromkeys(TINY, folder) | own
 
 
 @pytest.fixture
@@ -96,7 +85,7 @@ def test_a_process_decodes_its_own_rows(
 ) -> None:
     family, options, others = CASES[name]
     made = TrainOptions(
-        tmp_path / "unused.safetensors", data=folders[family], set=SIZES[family], side_px=SIDE_PX
+        tmp_path / "unused.safetensors", data=folders[family], set=TINY[family], side_px=SIDE_PX
     )
     made = TrainOptions(**vars(made) | {"batch": BATCH, "steps": 8} | options)
     task: Task = imported(entry_of(family).training)(made)

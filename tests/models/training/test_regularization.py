@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.models.runs import TINY, interrupted
+from support.models.runs import interrupted
+from support.models.sizes import TINY
 from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError

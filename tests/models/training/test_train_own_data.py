@@ -7,7 +7,7 @@ from typing import Any
 
 import labelled_sets
 import pytest
-from support.models.runs import TINY, interrupted
+from support.models.sizes import TINY
 
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
@@ -64,18 +64,6 @@ def test_unreadable_rows_are_found_before_training(
         trained("nac", data, out)
     trained("nac", data, out, skip_bad=1)
     assert " --skip-bad 1 " in load(out).card["command"]
-
-
-def test_a_run_that_is_resumed_reads_the_same_images(
-    tmp_path: Path, folders: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(image_file, "KEPT_BYTES", 0)
-    whole = trained("sot", folders, tmp_path / "model.safetensors")
-    (tmp_path / "again").mkdir()
-    with interrupted(2):
-        trained("sot", folders, tmp_path / "again" / "model.safetensors")
-    resumed = trained("sot", folders, tmp_path / "again" / "model.safetensors", resume=True)
-    assert resumed == whole
 
 
 def test_files_are_not_opened_to_list_them(folders: str, monkeypatch: pytest.MonkeyPatch) -> None:

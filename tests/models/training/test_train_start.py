@@ -8,7 +8,8 @@ from typing import Any
 import labelled_sets
 import pytest
 import torch
-from support.models.runs import TINY, interrupted
+from support.models.runs import interrupted
+from support.models.sizes import TINY
 
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import Checkpoint, load

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short training runs: the smallest model of a family, few images, an interruption, its losses."""
+"""Short training runs: few images, an interruption, the losses of some steps."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -13,16 +12,6 @@ import torch
 
 from saccade.models.training import loop
 from saccade.models.training.task import Task, with_pixels
-
-# Fields for `set`, which leave to the data what it decides.
-TINY: dict[str, dict[str, Any]] = {
-    "sot": {"dim": 8, "heads": 1, "layers": 1, "mlp_dim": 8, "pool_heads": 1, "m": 2, "n": 2},
-    "nac": {"modules": 4, "dim": 8, "propagator_layers": 1},
-    "sparo": {
-        **dict.fromkeys(("image_width", "text_width", "image_hidden", "text_hidden"), 8),
-        **dict.fromkeys(("image_layers", "text_layers", "image_heads", "text_heads"), 1),
-    },
-}
 
 
 def few_images(folder: Path) -> str:
