@@ -3,10 +3,9 @@
 
 import os
 
-from broken_changes import also, edit, edit_json, parameter, write
+from broken_changes import ROUTES, also, edit, edit_json, fields, routes, write
 from tiny_artefacts import FULL, MODEL
 
-ROUTES = f"{MODEL}/1/routes.json"
 # All hashes match: anyone who can write to a repository can write its description too.
 HOSTILE = {
     "a library of another name": (
@@ -15,34 +14,6 @@ HOSTILE = {
             edit(lambda it: it.model_operations.op_library_filename.append("libother.so")),
         ),
         "fields", r"\['libother.so'\], expected \['libsaccade_onnxruntime.so'\]",
-    ),
-    "an environment that the router unpacks": (
-        edit(parameter("EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY/x.tar.gz"), MODEL),
-        "fields", "EXECUTION_ENV_PATH is '.*x.tar.gz', which saccade does not write",
-    ),
-    "an environment that a variant unpacks": (
-        edit(parameter("EXECUTION_ENV_PATH", "x.tar.gz")),
-        "fields", "EXECUTION_ENV_PATH is 'x.tar.gz', which saccade does not write",
-    ),
-    "an agent before the router": (
-        edit(lambda it: it.model_repository_agents.agents.add(name="checksum"), MODEL),
-        "fields", "model_repository_agents.agents is .*checksum",
-    ),
-    "another runtime of the router": (
-        edit(lambda it: setattr(it, "runtime", "libevil.so"), MODEL),
-        "fields", "runtime is 'libevil.so', which saccade does not write",
-    ),
-    "another file as the router": (
-        edit(lambda it: setattr(it, "default_model_filename", "routes.json"), MODEL),
-        "fields", "default_model_filename is 'routes.json', which saccade does not write",
-    ),
-    "labels of the router from elsewhere": (
-        edit(lambda it: setattr(it.output[0], "label_filename", "../../etc/passwd"), MODEL),
-        "fields", r"output\[logits\].label_filename is '../../etc/passwd'",
-    ),
-    "two routers": (
-        edit(lambda it: setattr(it.instance_group[0], "count", 1000), MODEL),
-        "fields", "count is 1000, expected 1",
     ),
     "a router that tells of another family": (
         edit(
@@ -64,35 +35,9 @@ HOSTILE = {
         ),
         "fields", "parameters.saccade is .*sot.*, expected '{",
     ),
-    "a warm-up of four billion rounds": (
-        edit(lambda it: setattr(it.model_warmup[0], "count", 2**32 - 1)),
-        "fields", r"model_warmup\[.*\].count is 4294967295, which saccade does not write",
-    ),
     "warm-ups by the dozen": (
         edit(lambda it: it.model_warmup.extend([it.model_warmup[0]] * 12)),
         "fields", r"model_warmup\[6\] is .*, which saccade does not write",
-    ),
-    "an accelerator": (
-        edit(
-            lambda it: it.optimization.execution_accelerators.cpu_execution_accelerator.add(
-                name="openvino"
-            )
-        ),
-        "fields", "optimization.execution_accelerators.cpu_execution_accelerator is .*openvino",
-    ),
-    "threads without end": (
-        edit(parameter("intra_op_thread_count", "100000")),
-        "fields", "intra_op_thread_count is '100000', expected 0 to 256",
-    ),
-    "a resource of several words": (
-        edit(
-            lambda it: it.instance_group[0].rate_limiter.resources.add(name="gpu gpu", count=1)
-        ),
-        "fields", "--rate-limit: found 'gpu gpu', expected a word",
-    ),
-    "priorities without end": (
-        edit(lambda it: setattr(it.dynamic_batching, "priority_levels", 10**9)),
-        "fields", "priority_levels is '1000000000', expected 2 to 100",
     ),
     "a library that the server looks for": (
         write(f"{FULL}/1/libtriton_onnxruntime.so", b"\x7fELF"), "content", "not a file that",
@@ -115,33 +60,6 @@ HOSTILE = {
         edit_json("saccade.json", lambda it: it["variants"].extend(f"a{n}" for n in range(1000))),
         "models", "names 1003 models, expected at most 512",
     ),
-    "images of a terabyte": (
-        edit_json(ROUTES, lambda it: it["preprocessing"].update(max_image_mib=2**20)),
-        "routes", "max_image_mib is 1048576, expected at most 1024",
-    ),
-    "images without end": (
-        edit_json(ROUTES, lambda it: it["preprocessing"].update(max_megapixels=5_000)),
-        "routes", "max_megapixels is 5000, expected at most 1000",
-    ),
-    "another preprocessing": (
-        edit_json(ROUTES, lambda it: it["preprocessing"].update(interpolation="nearest")),
-        "routes", "preprocessing.interpolation is 'nearest', expected 'bilinear'",
-    ),
-    "an input of a billion pixels": (
-        edit_json(ROUTES, lambda it: it["preprocessing"].update(height_px=20_000)),
-        "routes", "height_px is 20000, expected at most 16384",
-    ),
-    "routes of another family": (
-        edit_json(ROUTES, lambda it: it.update(family="captioner")),
-        "routes", "family is 'captioner', expected 'nac'",
-    ),
-    "a score that is none": (
-        edit_json(ROUTES, lambda it: it["variants"][0].update(score="1e9")),
-        "routes", "score is '1e9', expected a number",
-    ),
-    "a route with a key too many": (
-        edit_json(ROUTES, lambda it: it["variants"][0].update(more=1)), "routes", "more is 1, whi",
-    ),
     "routes with a key too many": (
         edit_json(ROUTES, lambda it: it.update({"variants.score": 1})), "routes", "score' is 1, wh",
     ),
@@ -149,3 +67,35 @@ HOSTILE = {
         lambda it: os.truncate(it / ROUTES, 100 << 20), "routes", "bytes, expected at most",
     ),
 }  # fmt: skip
+UNKNOWN = "which saccade does not write"
+UNPACKED = "parameters[EXECUTION_ENV_PATH].string_value"  # an environment that a server unpacks
+THREADS = "parameters[intra_op_thread_count].string_value"
+ACCELERATORS = "optimization.execution_accelerators.cpu_execution_accelerator"
+RESOURCES = "instance_group[0].rate_limiter.resources"
+HOSTILE |= fields(
+    MODEL,
+    (UNPACKED, "$$TRITON_MODEL_DIRECTORY/x.tar.gz", f"^.*ENV_PATH is '.*x.tar.gz', {UNKNOWN}"),
+    ("model_repository_agents.agents", {"name": "checksum"}, "is .*checksum"),
+    ("runtime", "libevil.so", f"is 'libevil.so', {UNKNOWN}"),
+    ("default_model_filename", "routes.json", f"is 'routes.json', {UNKNOWN}"),
+    ("output[0].label_filename", "../../etc/passwd", "is '../../etc/passwd'"),
+    ("instance_group[0].count", 1000, "is 1000, expected 1"),
+)
+HOSTILE |= fields(
+    FULL,
+    (UNPACKED, "x.tar.gz", f"^.*EXECUTION_ENV_PATH is 'x.tar.gz', {UNKNOWN}"),
+    ("model_warmup[0].count", 2**32 - 1, f"is 4294967295, {UNKNOWN}"),
+    (ACCELERATORS, {"name": "openvino"}, "is .*openvino"),
+    (THREADS, "100000", "^.*intra_op_thread_count is '100000', expected 0 to 256"),
+    (RESOURCES, {"name": "a b", "count": 1}, "^.*--rate-limit: found 'a b', expected a word"),
+    ("dynamic_batching.priority_levels", 10**9, "is '1000000000', expected 2 to 100"),
+)
+HOSTILE |= routes(
+    ("preprocessing.max_image_mib", 2**20, "is 1048576, expected at most 1024"),
+    ("preprocessing.max_megapixels", 5_000, "is 5000, expected at most 1000"),
+    ("preprocessing.interpolation", "nearest", "is 'nearest', expected 'bilinear'"),
+    ("preprocessing.height_px", 20_000, "is 20000, expected at most 16384"),
+    ("family", "captioner", "is 'captioner', expected 'nac'"),
+    ("variants[0].score", "1e9", "is '1e9', expected a number"),
+    ("variants[0].more", 1, "is 1, whi"),
+)

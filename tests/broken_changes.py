@@ -3,17 +3,19 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import tiny_artefacts as tiny
-from tiny_artefacts import FULL, HALF
+from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.serving.repository.model_config import config_text, parse_config
 
 LIBRARY = "libsaccade_onnxruntime.so"
+ROUTES = f"{MODEL}/1/routes.json"
 
 
 def edit(change, model=FULL):
@@ -28,14 +30,49 @@ def edit(change, model=FULL):
     return apply
 
 
+def put(place, path, value):
+    """Set what a path of names, [indices] and [keys] leads to; add to what has many."""
+    *way, (key, name) = re.findall(r"\[([^\]]+)\]|([^.\[\]]+)", path)
+    for inner, named in way:
+        if isinstance(place, dict | list) or inner:
+            place = place[int(inner) if inner.isdecimal() else inner or named]
+        else:
+            place = getattr(place, named)
+    if isinstance(place, dict) or key:
+        place[int(key) if key.isdecimal() else key or name] = value
+    elif hasattr(getattr(place, name), "add") and isinstance(value, dict):
+        getattr(place, name).add(**value)
+    elif hasattr(getattr(place, name), "append"):
+        getattr(place, name).append(value)
+    else:
+        setattr(place, name, value)
+
+
+def fields(model, *rows):
+    """Cases of a configuration: a path in it, what is put there, and what is said of that field."""
+    return _cases(f"{model} ", "fields", lambda change: edit(change, model), rows)
+
+
+def routes(*rows):
+    """Cases of the router's routes: the same."""
+    return _cases("routes ", "routes", lambda change: edit_json(ROUTES, change), rows)
+
+
+def _cases(of, check, edited, rows):
+    return {
+        of + at: (edited(lambda it, at=at, to=to: put(it, at, to)), check, said_of(at, words))
+        for at, to, words in rows
+    }
+
+
+def said_of(path, words):
+    """The words behind the last name of the path, unless they are said of another one."""
+    return words if words[0] == "^" else f"{re.findall(r'[a-z_]+', path)[-1]}.* {words}"
+
+
 def also(*changes):
     """Make several changes one after the other."""
     return lambda repository: [change(repository) for change in changes]
-
-
-def parameter(key, value):
-    """Set a parameter in a configuration's message."""
-    return lambda config: setattr(config.parameters[key], "string_value", value)
 
 
 def edit_json(name, change):
@@ -146,14 +183,6 @@ def remove(name):
 def truncate(name):
     path_of = lambda repository: repository / name  # noqa: E731
     return lambda it: path_of(it).write_bytes(path_of(it).read_bytes()[:100])
-
-
-def set_input(**values):
-    return edit(lambda it: [setattr(it.input[0], key, value) for key, value in values.items()])
-
-
-def warm_up_from(name):
-    return edit(lambda it: setattr(it.model_warmup[0].inputs["image"], "input_data_file", name))
 
 
 def link_out(repository):

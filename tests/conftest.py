@@ -83,6 +83,24 @@ def whole_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{sizes}.FIRST_ROWS", 64)
 
 
+@pytest.fixture
+def saccade(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the command line on a terminal of 80 columns; gives exit code, output and errors."""
+    from saccade.serving.commands import cli
+
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*words: object) -> tuple[Any, str, str]:
+        try:
+            code = cli.run([*map(str, words)])
+        except SystemExit as end:
+            code = end.code
+        seen = capsys.readouterr()
+        return code, seen.out, seen.err
+
+    return call
+
+
 @pytest.fixture(scope="session")
 def tiny_nac() -> Callable[..., Any]:
     """Make tiny checkpoints: `tiny_nac(path, modules=8)`."""

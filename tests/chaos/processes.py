@@ -32,7 +32,7 @@ class Process:
 
     def lives(self) -> bool:
         """True if it still runs; a zombie does not."""
-        fields = _stat(self.pid)
+        fields = stat(self.pid)
         return bool(fields) and fields[0] not in "ZX" and int(fields[19]) == self.started
 
     def kill(self, number: int) -> None:
@@ -43,17 +43,21 @@ class Process:
 
 def process(pid: int) -> Process | None:
     """Return the process with this id, or None."""
-    fields = _stat(pid)
-    try:
-        words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return None
-    if not fields or fields[0] in "ZX":
+    fields, words = stat(pid), command_of(pid)
+    if not fields or not words or fields[0] in "ZX":
         return None
     program = Path(words[0]).name
     instances = [re.fullmatch(r"([a-z0-9-]+)_\d+_\d+", word) for word in words[2:]]
     models = [instance[1] for instance in instances if instance] if program == STUB else []
     return Process(pid, int(fields[19]), program, int(fields[1]), models[0] if models else "")
+
+
+def command_of(pid: int) -> list[str]:
+    """Return the words that a process was started with; none if it has ended."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
 
 
 def descriptors(pid: int) -> int:
@@ -100,7 +104,7 @@ class Watch:
         """Return the processes that run now, with any parent; the oldest first."""
         with self._lock:
             alive = {process.pid for process in self.seen.values() if process.lives()}
-            for pid in _below({self._root, *alive}):
+            for pid in below({self._root, *alive}):
                 # Read again each time: a process may execute another program.
                 if running := process(pid):
                     self.seen[running.pid, running.started] = running
@@ -147,11 +151,11 @@ def _sum_mib(living: list[Process]) -> float:
     return sum(memory_mib(process.pid for process in living).values())
 
 
-def _below(roots: set[int]) -> set[int]:
+def below(roots: set[int]) -> set[int]:
     """Return these processes and their descendants, in one pass over the process table."""
     children: dict[int, list[int]] = {}
     for entry in _PROC.glob("[0-9]*"):
-        if fields := _stat(int(entry.name)):
+        if fields := stat(int(entry.name)):
             children.setdefault(int(fields[1]), []).append(int(entry.name))
     below, ahead = set(roots), list(roots)
     while ahead:
@@ -161,7 +165,8 @@ def _below(roots: set[int]) -> set[int]:
     return below
 
 
-def _stat(pid: int) -> list[str]:
+def stat(pid: int) -> list[str]:
+    """Return what the kernel says of a process after its name; nothing if it has ended."""
     # The name in parentheses may contain spaces and parentheses.
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()

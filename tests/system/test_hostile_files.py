@@ -44,48 +44,26 @@ from saccade.models.training.options import parse_overrides  # noqa: E402
 from saccade.serving.bench.report import read_report  # noqa: E402
 from saccade.serving.client.embeddings import load_embeddings  # noqa: E402
 
-ARRAYS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "1e13 numbers": (
-        lambda path: images_npz(path, images=npy("|u1", (10**13,), bytes(9))),
-        "claims the shape",
-    ),
-    "4e9 numbers": (
-        lambda path: images_npz(path, images=npy("|u1", (4 * 10**9,), bytes(9))),
-        "claims .*4000000000 bytes, and has 9",
-    ),
-    "one number more": (
-        lambda path: images_npz(path, labels=npy("<i8", (41,), bytes(8 * 40))),
-        "328 bytes, and has 320",
-    ),
-    "one number fewer": (
-        lambda path: images_npz(path, labels=npy("<i8", (39,), bytes(8 * 40))),
-        "312 bytes, and has 320",
-    ),
-    "400 axes": (lambda path: images_npz(path, labels=npy("<i8", (1,) * 400)), "claims the shape"),
-    "below zero": (lambda path: images_npz(path, labels=npy("<i8", (-1, -1), bytes(8))), "claims"),
-    "objects": (lambda path: images_npz(path, labels=npy("|O", (1,), b"x")), "Python objects"),
-    "texts of no letter": (
-        lambda path: images_npz(path, class_names=npy("<U0", (10**9,))),
-        "claims",
-    ),
-    "a header of 50,000 brackets": (
-        lambda path: images_npz(path, labels=npy("(" * 25_000 + ")" * 25_000, (1,), b"")),
-        "damaged",
-    ),
+# A data set of images with another array, and what is said of it.
+ARRAYS: dict[str, tuple[str, bytes, str]] = {
+    "1e13 numbers": ("images", npy("|u1", (10**13,), bytes(9)), "claims the shape"),
+    "4e9 numbers": ("images", npy("|u1", (4 * 10**9,), bytes(9)), "claims .*0 bytes, and has 9"),
+    "one number more": ("labels", npy("<i8", (41,), bytes(320)), "328 bytes, and has 320"),
+    "one number fewer": ("labels", npy("<i8", (39,), bytes(320)), "312 bytes, and has 320"),
+    "400 axes": ("labels", npy("<i8", (1,) * 400), "claims the shape"),
+    "below zero": ("labels", npy("<i8", (-1, -1), bytes(8)), "claims"),
+    "objects": ("labels", npy("|O", (1,), b"x"), "Python objects"),
+    "texts of no letter": ("class_names", npy("<U0", (10**9,)), "claims"),
+    "a header of brackets": ("labels", npy("(" * 25_000 + ")" * 25_000, (1,), b""), "damaged"),
+}
+DIRECTORY = b"PK\x05\x06" + bytes(8) + (10**9).to_bytes(4, "little") + bytes(6) + bytes(2**23)
+ARCHIVES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a zip bomb": (zip_bomb, "unpacks to 1073741824 bytes, at most"),
     "two files of one name": (twice_named, "have the same name"),
     "a zip of texts": (lambda path: zip_file(path, {"a.txt": b""}), "expected arrays"),
-    "an .npy": (lambda path: path.write_bytes(npy("|u1", (9,), bytes(9))) and path, "npz"),
-    "a directory of 1 GB": (
-        lambda path: (
-            path.write_bytes(
-                b"PK\x05\x06" + bytes(8) + (10**9).to_bytes(4, "little") + bytes(6) + bytes(2**23)
-            )
-            and path
-        ),
-        "damaged",
-    ),
-    "a pipe": (lambda path: os.mkfifo(path) or path, "pipe or device"),
+    "an .npy": (lambda path: path.write_bytes(npy("|u1", (9,), bytes(9))), "npz"),
+    "a directory of 1 GB": (lambda path: path.write_bytes(DIRECTORY), "damaged"),
+    "a pipe": (os.mkfifo, "pipe or device"),
 }
 READERS: dict[str, Callable[[Path], Any]] = {
     "images": lambda path: load_data(path, "train"),
@@ -95,10 +73,13 @@ READERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", ARRAYS)
+@pytest.mark.parametrize("case", [*ARRAYS, *ARCHIVES])
 def test_npz(case: str, tmp_path: Path) -> None:
-    make, words = ARRAYS[case]
-    path = make(tmp_path / "x.npz")
+    path, (*made, words) = tmp_path / "x.npz", (ARRAYS | ARCHIVES)[case]
+    if case in ARRAYS:
+        images_npz(path, **{made[0]: made[1]})
+    else:
+        made[0](path)
     with pytest.raises(SaccadeError, match=f"(?s){words}"):
         READERS["images"](path)
     for reader in READERS.values():
@@ -106,73 +87,53 @@ def test_npz(case: str, tmp_path: Path) -> None:
             reader(path)
 
 
-WEIGHTS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "deep dictionaries": (
-        lambda path: torch_zip(path, deep_dictionaries(DEEP)),
-        "nested more than 64 deep",
-    ),
-    "a bare pickle of deep dictionaries": (
-        lambda path: path.write_bytes(deep_dictionaries(DEEP)),
-        "nested more than 64 deep",
-    ),
-    "a key whose hash ends the process": (
-        lambda path: torch_zip(path, deep_key(500_000)),
-        "nested more than 64 deep",
-    ),
-    "a key in front of an archive": (
-        lambda path: path.write_bytes(
-            deep_key(500_000) + torch_zip(path, b"\x80\x02}.").read_bytes()
-        ),
-        "nested more than 64 deep",
-    ),
-    "2^40 leaves": (
-        lambda path: torch_zip(path, doubled_dictionaries(40)),
-        "contains more than 1000000 values",
-    ),
-    "a list in itself": (
-        lambda path: torch_zip(path, b"\x80\x02]q\x00h\x00a."),
-        "nests more than 64 deep",
-    ),
-    "a number repeated 1e13 times": (
-        lambda path: torch.save({"a": torch.zeros(1).expand(10**13)}, path),
-        "is a view of shape",
-    ),
-    "numbers that are not there": (
-        lambda path: torch.save({"a": torch.zeros(1, device="meta")}, path),
-        "expected plain numbers",
-    ),
-    "few of many numbers": (
-        lambda path: torch.save({"a": torch.zeros(3, 4).to_sparse()}, path),
-        "expected plain numbers",
-    ),
-    "400 axes": (
-        lambda path: safetensors_file(
-            path, {"a": {"dtype": "F32", "shape": [1] * 400, "data_offsets": [0, 4]}}, bytes(4)
-        ),
-        "has 400 axes",
-    ),
-    "deep header": (
-        lambda path: safetensors_file(path, b'{"a":' + deep_json().encode() + b"}"),
-        "nested more than 64 deep",
-    ),
-    "messages in messages": (
-        lambda path: path.write_bytes(b"\x81\xa1a" * DEEP + b"\x80"),
-        "not a tree saved by Flax",
-    ),
-    "four million messages": (
-        lambda path: path.write_bytes(
-            b"\x81\xa1a\xdc\x04\x00" + (b"\xdc\x10\x00" + b"\x80" * 4096) * 1024
-        ),
-        "contains more than 1000000 values",
-    ),
-    "a pipe": (lambda path: os.mkfifo(path), "pipe or a device"),
+DEEPLY, MANY = "nested more than 64 deep", "contains more than 1000000 values"
+MESSAGES = b"\x81\xa1a\xdc\x04\x00" + (b"\xdc\x10\x00" + b"\x80" * 4096) * 1024
+# The pickle in an archive of torch, the bytes of a file, the tensors that torch saves.
+PICKLES: dict[str, tuple[bytes, str]] = {
+    "deep dictionaries": (deep_dictionaries(DEEP), DEEPLY),
+    "a key whose hash ends the process": (deep_key(500_000), DEEPLY),
+    "2^40 leaves": (doubled_dictionaries(40), MANY),
+    "a list in itself": (b"\x80\x02]q\x00h\x00a.", "nests more than 64 deep"),
 }
+FILES: dict[str, tuple[bytes, str]] = {
+    "a bare pickle of deep dictionaries": (deep_dictionaries(DEEP), DEEPLY),
+    "messages in messages": (b"\x81\xa1a" * DEEP + b"\x80", "not a tree saved by Flax"),
+    "four million messages": (MESSAGES, MANY),
+}
+TENSORS: dict[str, tuple[torch.Tensor, str]] = {
+    "a number 1e13 times": (torch.zeros(1).expand(10**13), "is a view of shape"),
+    "not there": (torch.zeros(1, device="meta"), "expected plain numbers"),
+    "few of many numbers": (torch.zeros(3, 4).to_sparse(), "expected plain numbers"),
+}
+HEADERS: dict[str, tuple[Any, str]] = {
+    "400 axes": (
+        {"a": {"dtype": "F32", "shape": [1] * 400, "data_offsets": [0, 4]}}, "has 400 axes",
+    ),
+    "deep header": (b'{"a":' + deep_json().encode() + b"}", DEEPLY),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WEIGHTS)
-def test_weights_of_other_codes(case: str, tmp_path: Path) -> None:
-    make, words = WEIGHTS[case]
-    make(tmp_path / "x.pt")
+def key_before_archive(path: Path, key: bytes) -> None:
+    path.write_bytes(key + torch_zip(path, b"\x80\x02}.").read_bytes())
+
+
+WEIGHTS: list[tuple[str, Callable[..., Any], Any, str]] = [
+    *((case, torch_zip, *row) for case, row in PICKLES.items()),
+    *((case, Path.write_bytes, *row) for case, row in FILES.items()),
+    *((case, lambda path, a: torch.save({"a": a}, path), *row) for case, row in TENSORS.items()),
+    *((case, lambda path, a: safetensors_file(path, a, bytes(4)), *row)
+      for case, row in HEADERS.items()),
+    ("a key in front of an archive", key_before_archive, deep_key(500_000), DEEPLY),
+    ("a pipe", os.mkfifo, 0o600, "pipe or a device"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "words"), [row[1:] for row in WEIGHTS], ids=[row[0] for row in WEIGHTS]
+)
+def test_weights_of_other_codes(make, given, words, tmp_path):
+    make(tmp_path / "x.pt", given)
     with pytest.raises(SaccadeError, match=f"(?s){words}"):
         read_tensors(tmp_path / "x.pt")
 

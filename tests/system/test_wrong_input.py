@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from router_code import family_module
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 pytest.importorskip("msgpack", reason="pip install '.[export]'")
@@ -254,19 +253,3 @@ def test_a_text_longer_than_the_context_is_cut_only_if_asked(caplog):
     with pytest.raises(SaccadeError, match="has 3 words, expected 1 to 2"):
         question_tokens(questions, "a red circle?")
     assert list(question_tokens(questions, "a red circle?", truncate=True)) == [0, 1]
-
-
-def test_grids_and_counts_that_the_model_has_not():
-    check = family_module("vqa").Family(None).check
-    metadata = {"grid": [9, 10], "boxes": 4, "layout": "flat"}
-    features = np.zeros((2, 80, 3), np.float32)
-    for name, rows, words in (
-        ("sizes", [[9, 1], [10, 4]], "sizes of sample 1 is 10,4, expected 1 to 9,10"),
-        ("sizes", [[0, 4], [2, 2]], "sizes of sample 0 is 0,4, expected 1 to 9,10"),
-        ("sizes", [[1, 1], [9, 10]], "9,10, expected at most 80 cells"),
-        ("box_count", [[4], [0]], "box_count of sample 1 is 0, expected 1 to 4"),
-    ):
-        with pytest.raises(Exception, match=words) as error:
-            check({name: np.array(rows), "features": features}, metadata)
-        assert type(error.value).__name__ == "RequestRefused"
-    check({"sizes": np.array([[8, 10], [1, 1]]), "features": features}, metadata)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from places import ROOT
-from report_figures import figures, file, point, with_policies
+from report_figures import figures, file, point, with_examples, with_policies
 
 from saccade.core.errors import SaccadeError
 from saccade.serving.bench import report
@@ -171,12 +171,17 @@ def test_the_headline_counts_what_the_budget_saves(full):
     assert "an embedding 8.0 times smaller than that of nac-b1000" in report.headline(full)
 
 
-def test_a_damaged_report_is_refused(full, tmp_path):
+@pytest.mark.parametrize(
+    ("key", "value"), [("variants", []), ("machine", None), ("data", 10**400), ("examples", None)]
+)
+def test_a_damaged_report_is_refused(key, value, full, tmp_path):
     path = tmp_path / "report.json"
-    for key, value in (("variants", []), ("machine", None), ("data", 10**400)):
-        path.write_text(json.dumps(full | {key: value}))
-        with pytest.raises(SaccadeError, match="incomplete or edited"):
-            report.draw_again(path)
+    if key == "examples":  # a picture that is no base64
+        value = with_examples(full)["examples"]
+        value["shown"][0]["image"] = '"><script>'
+    path.write_text(json.dumps(full | {key: value}))
+    with pytest.raises(SaccadeError, match="incomplete or edited"):
+        report.draw_again(path)
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 

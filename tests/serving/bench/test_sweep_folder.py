@@ -46,10 +46,19 @@ def test_half_of_an_emptied_sweep_is_none(tmp_path, monkeypatch):
         assert not (tmp_path / "points").exists()
 
 
-def test_halves_are_removed_however_deep_they_lie(tmp_path):
-    with open_repository(tmp_path, IDENTITY, force=False):
-        halves = [tmp_path / name / ".x.partial" for name in ("artefacts", "points/a/export")]
-        for half in halves:
-            half.parent.mkdir(parents=True)
-            half.write_bytes(b"half")
-    assert not any(half.exists() for half in halves)
+def test_halves_are_removed_at_the_end_and_by_the_next_however_deep_they_lie(tmp_path):
+    places = ("artefacts/.x.partial", "points/a/export/.x.partial", "points/b/.export.half/x")
+    halves = [tmp_path / name for name in places]
+    for within in (True, False):
+        with open_repository(tmp_path, IDENTITY, force=False):
+            assert not any(half.exists() for half in halves)
+            if within:
+                write_all(halves)
+        assert not any(half.exists() for half in halves)
+        write_all(halves)
+
+
+def write_all(halves):
+    for half in halves:
+        half.parent.mkdir(parents=True, exist_ok=True)
+        half.write_bytes(b"half")

@@ -52,16 +52,6 @@ def test_a_point_is_exported_through_the_gate(tiny_checkpoint, tmp_path, traced_
     assert answer.stage == "score" and manifest.file.name in answer.reason
 
 
-def test_what_a_killed_sweep_had_begun_is_cleared_by_the_next(tmp_path):
-    half = tmp_path / "points" / "nac-b1000-fp32" / ".export.half"
-    with open_repository(tmp_path, {}, force=False):
-        half.mkdir(parents=True)
-    assert [path.name for path in tmp_path.rglob(".*")] == [".lock"]
-    half.mkdir(parents=True)
-    with open_repository(tmp_path, {}, force=False):
-        assert [path.name for path in tmp_path.rglob(".*")] == [".lock"]
-
-
 def test_a_sweep_in_which_nothing_was_done_may_become_another(tmp_path):
     for rounds in (1, 2):
         with open_repository(tmp_path, {"rounds": rounds}, force=False):

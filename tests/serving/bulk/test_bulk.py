@@ -17,14 +17,16 @@ from typing import Any
 
 import numpy as np
 import onnx
+import picture_files
 import pytest
 from bulk_jobs import in_this_process
+from half_typed import add_variant
 from PIL import Image
-from tiny_artefacts import FULL, HALF, artefacts, manifest_of, onnx_model
+from tiny_artefacts import FULL, HALF, artefacts, onnx_model
 
 from saccade.core.errors import GateFailed, MissingPackage, SaccadeError
-from saccade.exporter.artefact.manifest import read_manifest, write_manifest
 from saccade.serving.bulk import place as place_module
+from saccade.serving.bulk import runners
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.bulk.place import Place
@@ -36,14 +38,15 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402 - after it is known to be there
 
 COUNT = 10
+SOURCES = {
+    "csv": "list.csv", "jsonl": "list.jsonl", "bytes": "bytes.parquet", "paths": "paths.parquet",
+    "datasets": "hf.parquet", "tar": "key.tar", "npz": "pixels.npz",
+}  # fmt: skip
 
 
 def png(seed: int) -> bytes:
     """A picture that is not square."""
-    file = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (9, 7), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return picture_files.png(np.random.default_rng(seed).integers(0, 256, (9, 7), dtype=np.uint8))
 
 
 @pytest.fixture(scope="module")
@@ -117,36 +120,19 @@ def test_every_source_gives_the_same_answers(run, artefact, tmp_path):
         (folder / f"{index}.png").write_bytes(data)
     names = [f"{index}.png" for index in range(COUNT)]
     keys = pa.array([f"key{index}" for index in range(COUNT)])
-    sources = {}
-    (folder / "list.csv").write_text(
-        "id,path\n" + "".join(f"key{i},{i}.png\n" for i in range(COUNT))
-    )
-    sources["csv"] = (folder / "list.csv").rename(tmp_path / "list.csv")
-    sources["csv"].write_text(
-        sources["csv"].read_text().replace(",", ",pictures/").replace("pictures/path", "path")
-    )
-    sources["jsonl"] = tmp_path / "list.jsonl"
-    sources["jsonl"].write_text(
-        "".join(
-            json.dumps({"id": f"key{i}", "file_name": f"pictures/{i}.png"}) + "\n"
-            for i in range(COUNT)
-        )
-    )
-    pq.write_table(
-        pa.table({"id": keys, "image": pa.array(pictures)}),
-        tmp_path / "bytes.parquet",
-        row_group_size=3,
-    )
-    sources["bytes"] = tmp_path / "bytes.parquet"
-    pq.write_table(
-        pa.table({"id": keys, "path": pa.array([str(folder / name) for name in names])}),
-        tmp_path / "paths.parquet",
-    )
-    sources["paths"] = tmp_path / "paths.parquet"
-    hugging_face = pa.array([{"bytes": data, "path": None} for data in pictures])
-    pq.write_table(pa.table({"id": keys, "image": hugging_face}), tmp_path / "hf.parquet")
-    sources["datasets"] = tmp_path / "hf.parquet"
-    sources["tar"] = tmp_path / "key.tar"
+    sources = {kind: tmp_path / name for kind, name in SOURCES.items()}
+    lines = [{"id": f"key{i}", "path": f"pictures/{name}"} for i, name in enumerate(names)]
+    rows = "".join(f"{each['id']},{each['path']}\n" for each in lines)
+    sources["csv"].write_text(f"id,path\n{rows}")
+    listed = [{"id": each["id"], "file_name": each["path"]} for each in lines]
+    sources["jsonl"].write_text("\n".join(map(json.dumps, listed)))
+    for kind, column, values in (
+        ("bytes", "image", pictures),
+        ("paths", "path", [str(folder / name) for name in names]),
+        ("datasets", "image", [{"bytes": data, "path": None} for data in pictures]),
+    ):
+        table = pa.table({"id": keys, column: pa.array(values)})
+        pq.write_table(table, sources[kind], row_group_size=3)
     with tarfile.open(sources["tar"], "w") as tar:
         for index, data in enumerate(pictures):
             for suffix, content in ((".txt", b"a text"), (".png", data)):
@@ -154,8 +140,7 @@ def test_every_source_gives_the_same_answers(run, artefact, tmp_path):
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
     pixels = np.stack([np.array(Image.open(io.BytesIO(data))) for data in pictures])
-    np.savez(tmp_path / "pixels.npz", image=pixels[..., None], id=np.array(keys.to_pylist()))
-    sources["npz"] = tmp_path / "pixels.npz"
+    np.savez(sources["npz"], image=pixels[..., None], id=np.array(keys.to_pylist()))
     run(folder, out=str(tmp_path / "out-folder"))
     wanted = in_order(answers(tmp_path / "out-folder"), names)
     for kind, source in sources.items():
@@ -311,66 +296,69 @@ def test_ended_before_its_plan_was_written(run, images, tmp_path):
     ]
 
 
-def test_a_worker_that_is_killed_costs_nothing(artefact, images, tmp_path, monkeypatch):
-    """By the driver's own list of processes: each is killed once, at its first shard."""
-    import saccade.serving.bulk.runners as runners
+@pytest.fixture
+def killing(monkeypatch):
+    """Kill the process of each request that `strikes`, by the driver's own list of processes."""
 
-    killed = []
+    def arm(strikes):
+        class Killed(runners.Worker):
+            def send(self, request: Any) -> None:
+                super().send(request)
+                if strikes(request.shard):
+                    assert self._process is not None
+                    self._process._popen.kill()
 
-    class Killed(runners.Worker):
-        def send(self, request: Any) -> None:
-            super().send(request)
-            if request.shard in (0, 2) and killed.count(request.shard) < TRIES - 1:
-                killed.append(request.shard)
-                assert self._process is not None
-                self._process._popen.kill()
+        monkeypatch.setattr(runners, "Worker", Killed)
 
-    monkeypatch.setattr(runners, "Worker", Killed)
-    out = tmp_path / "out"
-    report = bulk(artefact, BulkOptions(str(images), str(out), shard=3, workers="2"))
-    assert sorted(killed) == [0, 0, 2, 2]
+    return arm
+
+
+def test_a_worker_that_is_killed_costs_nothing(run, images, tmp_path, killing):
+    """Each is killed at its first shard, as often as it is tried again."""
+    asked: list[int] = []
+    killing(lambda shard: asked.append(shard) or (shard in (0, 2) and asked.count(shard) < TRIES))
+    report = run(images, shard=3, workers="2")
+    assert [asked.count(shard) for shard in range(4)] == [TRIES, 1, TRIES, 1]
     assert (report.answers, report.errors) == (COUNT - 1, 1)
-    assert len(answers(out)) == COUNT - 1
+    assert len(answers(tmp_path / "out")) == COUNT - 1
 
 
-def test_a_shard_that_ends_every_process(run, images, monkeypatch):
-    import saccade.serving.bulk.runners as runners
-
-    class Killed(runners.Worker):
-        def send(self, request: Any) -> None:
-            super().send(request)
-            assert self._process is not None
-            self._process._popen.kill()
-
-    monkeypatch.setattr(runners, "Worker", Killed)
+def test_a_shard_that_ends_every_process(run, images, killing):
+    killing(lambda shard: True)
     with pytest.raises(SaccadeError, match=r"Shard 0 stopped the process that ran it 3 times"):
         run(images, workers="1")
 
 
-def test_a_driver_that_is_killed_leaves_nothing_half_written(artefact, images, tmp_path):
+@pytest.fixture
+def started(artefact, images, tmp_path):
+    """Start the command in a process of its own, with a shard for each input; gives its words."""
+
+    def start(**how):
+        words = ["bulk", str(artefact), "--input", str(images), "--out", str(tmp_path / "out")]
+        words += ["--shard", "1", "--workers", "1", "--batch", "1"]
+        command = [sys.executable, "-m", "saccade", *words]
+        return words, subprocess.Popen(command, stdout=subprocess.DEVNULL, **how)
+
+    return start
+
+
+def test_a_driver_that_is_killed_leaves_nothing_half_written(started, tmp_path):
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "saccade", "bulk", str(artefact), "--input", str(images)]
-    command += ["--out", str(out), "--shard", "1", "--workers", "1", "--batch", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    words, process = started(stderr=subprocess.DEVNULL)
     while not (out / "answers").is_dir() and process.poll() is None:
         time.sleep(0.01)
     process.kill()
     process.wait()
     for path in (out / "answers").glob("part-*"):
         pq.read_table(path)
-    assert cli.run(command[3:]) == 0
+    assert cli.run(words) == 0
     assert len(answers(out)) == COUNT - 1
     assert not list(out.rglob(".*"))
 
 
-def test_interrupted(artefact, images, tmp_path):
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "saccade", "bulk", str(artefact), "--input", str(images)]
-    command += ["--out", str(out), "--shard", "1", "--workers", "1", "--batch", "1"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    )
-    while not (out / "_plan" / "plan.json").exists() and process.poll() is None:
+def test_interrupted(started, tmp_path):
+    _, process = started(stderr=subprocess.PIPE, start_new_session=True)
+    while not (tmp_path / "out" / "_plan" / "plan.json").exists() and process.poll() is None:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)
     _, said = process.communicate()
@@ -424,22 +412,13 @@ def test_without_the_extra(run, images, monkeypatch, missing, runner):
     assert not (images.parent / "out").exists()
 
 
-def test_a_place_that_cannot_be_written(run, images):
-    (images.parent / "file").write_text("in the way")
-    with pytest.raises(SaccadeError, match="cannot be written"):
-        run(images, out=str(images.parent / "file" / "out"))
-
-
 def test_a_model_that_fails_says_why(artefact, images, tmp_path):
     """Inputs are not to blame: the job ends, and goes on once the model is mended."""
     broken = artefacts(tmp_path / "broken", checkpoint=False)
     graph = onnx_model()
     (rows,) = (one for one in graph.graph.initializer if one.name == "rows")
     rows.CopyFrom(onnx.numpy_helper.from_array(np.array([1, 16]), "rows"))
-    data = graph.SerializeToString()
-    (broken / f"{FULL}.onnx").write_bytes(data)
-    old = read_manifest(broken / f"{FULL}.manifest.json")
-    write_manifest(broken, manifest_of("b1000", data, old.parent))
+    add_variant(broken, FULL, "fp32", graph)
     with pytest.raises(SaccadeError, match=r"could not be answered.*Reshape"):
         bulk(broken, BulkOptions(str(images), str(tmp_path / "out"), workers="1"))
     assert not (tmp_path / "out" / "_SUCCESS").exists()

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from half_typed import add_variant
 from policy_files import write_policy
 from router_code import router_module
-from tiny_artefacts import FULL, HALF, LABELS, artefacts, manifest_of, onnx_model
+from tiny_artefacts import FULL, HALF, LABELS, artefacts, onnx_model
 
 from saccade.core.errors import SaccadeError
-from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.policy.policy import Policy
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
@@ -45,10 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             weights = onnx.numpy_helper.to_array(tensor)
             drawn = np.random.default_rng(5).normal(size=weights.shape).astype(np.float32)
             tensor.CopyFrom(onnx.numpy_helper.from_array(weights + NOISE * drawn, "classify"))
-    parent, data = ArtefactFolder(place).manifests[0].parent, model.SerializeToString()
-    manifest = manifest_of("b0500", data, ParentEntry(parent.name, parent.sha256))
-    (place / manifest.file.name).write_bytes(data)
-    write_manifest(place, manifest)
+    add_variant(place, HALF, "fp32", model)
     calibrated(place)
     return place
 

@@ -173,41 +173,26 @@ def test_an_unknown_state_dict_shows_its_names(tmp_path):
     assert "--checkpoint-key KEY" in found.next[0]
 
 
-def of_no_kind(place: Path) -> dict[str, bytes]:
-    """Files that are refused, and what is in them."""
-    header = (limits.JSON_BYTES + 1).to_bytes(8, "little") + b"{"
-    return {
-        "empty.bin": b"",
-        "text.txt": b"hello, world: no weights",
-        "long.safetensors": header,
-        "cut.safetensors": (100).to_bytes(8, "little") + b'{"a": 1',
-        "cut.pt": pickle.dumps(["a" * 100], protocol=2)[:50],
-        "list.json": b"[1]",
-        "foreign.json": b'{"a": 1}',
-        "broken.json": b"{",
-    }
+# What no kind of file has, and what is said of it.
+OF_NO_KIND = {
+    "empty.bin": (b"", "found an empty file"),
+    "text.txt": (b"hello, world: no weights", "found a text file"),
+    "long.safetensors": ((limits.JSON_BYTES + 1).to_bytes(8, "little") + b"{", ""),
+    "cut.safetensors": ((100).to_bytes(8, "little") + b'{"a": 1', ""),
+    "cut.pt": (pickle.dumps(["a" * 100], protocol=2)[:50], ""),
+    "list.json": (b"[1]", ""),
+    "foreign.json": (b'{"a": 1}', "found JSON without a schema"),
+    "broken.json": (b"{", ""),
+}
 
 
-@pytest.mark.parametrize("name", of_no_kind(Path()))
+@pytest.mark.parametrize("name", OF_NO_KIND)
 def test_other_files_are_refused(name, tmp_path, capsys):
-    path = tmp_path / name
-    path.write_bytes(of_no_kind(tmp_path)[name])
+    path, (content, words) = tmp_path / name, OF_NO_KIND[name]
+    path.write_bytes(content)
     assert cli.run(["inspect", str(path)]) == 2
-    assert str(path) in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("empty.bin", "found an empty file"),
-        ("text.txt", "found a text file"),
-        ("foreign.json", "found JSON without a schema"),
-    ],
-)
-def test_a_refusal_says_what_the_file_is(name, found, tmp_path):
-    (tmp_path / name).write_bytes(of_no_kind(tmp_path)[name])
-    with pytest.raises(SaccadeError, match=found):
-        inspect(tmp_path / name)
+    said = capsys.readouterr().err
+    assert str(path) in said and words in said
 
 
 @pytest.mark.parametrize("path", ["shipped:digits-sum", "mine.safetensors"])

@@ -203,17 +203,8 @@ def test_plans_of_another_runtime_answer_too(tmp_path, monkeypatch):
 
 
 def test_it_has_the_methods_of_a_client():
-
-    for name in (
-        "classify",
-        "embed",
-        "embed_text",
-        "segment",
-        "edit",
-        "answer",
-        "caption",
-        "infer",
-    ):
+    names = ("classify", "embed", "embed_text", "segment", "edit", "answer", "caption", "infer")
+    for name in names:
         own, other = getattr(LoadedArtefact, name), getattr(saccade.Client, name)
         assert inspect.signature(own) == inspect.signature(other) and own.__doc__ == other.__doc__
 

@@ -13,44 +13,34 @@ from places import ROOT
 from policy_files import write_policy
 
 from saccade.serving.client.client import load_embeddings
-from saccade.serving.commands.cli import run
 
 pytest.importorskip("onnxruntime", reason="missing: pip install '.[cpu]'")
 
 SEVEN = str(ROOT / "docs" / "examples" / "seven.png")
 
 
-@pytest.fixture
-def said(capsys):
-    """Run a command; its exit code, and what it wrote on both streams."""
-
-    def ask(*words):
-        code = run([str(word) for word in words])
-        written = capsys.readouterr()
-        return code, written.out, written.err
-
-    return ask
-
-
-def test_it_prints_what_a_server_answers(server, tiny_folder, tmp_path, said):
+def test_it_prints_what_a_server_answers(server, tiny_folder, tmp_path, saccade):
     wrong = tmp_path / "wrong.png"
     wrong.write_text("nonsense")
     files = [*picture_files(tmp_path), wrong, tmp_path / "nosuch.png"]
     at = ["--model", server.model, "--url", server.url, "-q"]
     for own in ((), ("--json",), ("--budget", "0.25", "--top", "2"), ("--json", "--top", "99")):
         here, there = (
-            said("predict", tiny_folder, *files, *own, "-q"),
-            said("classify", *files, *own, *at),
+            saccade("predict", tiny_folder, *files, *own, "-q"),
+            saccade("classify", *files, *own, *at),
         )
         assert here == there and here[0] == 1 and "not a JPEG" in here[2]
     outs = [tmp_path / f"{name}.npz" for name in ("here", "there")]
-    here = said("predict", tiny_folder, SEVEN, "--task", "embed", "--out", outs[0], "-q")
-    there = said("embed", SEVEN, "--out", outs[1], *at)
+    here = saccade("predict", tiny_folder, SEVEN, "--task", "embed", "--out", outs[0], "-q")
+    there = saccade("embed", SEVEN, "--out", outs[1], *at)
     assert here[1].replace("here", "there") == there[1] and here[0] == there[0] == 0
     one, other = (load_embeddings(out) for out in outs)
     assert np.array_equal(one[0].vectors, other[0].vectors) and one[1] == other[1]
     for own in (("--budget", "1e-6"), ("--min-score", "0.5"), ("--policy", "auto"), ("--strict",)):
-        here, there = said("predict", tiny_folder, SEVEN, *own), said("classify", SEVEN, *own, *at)
+        here, there = (
+            saccade("predict", tiny_folder, SEVEN, *own),
+            saccade("classify", SEVEN, *own, *at),
+        )
         assert here[0] == there[0] == 2
         assert here[2].replace(f"{tiny_folder}: ", "") == there[2].replace(f"{server.url}: ", "")
 
@@ -69,29 +59,29 @@ def test_it_prints_what_a_server_answers(server, tiny_folder, tmp_path, said):
         ),
     ],
 )
-def test_the_task_is_that_of_the_family(family, words, keys, tmp_path, monkeypatch, said):
+def test_the_task_is_that_of_the_family(family, words, keys, tmp_path, monkeypatch, saccade):
     monkeypatch.chdir(tmp_path)
     Path("labels.txt").write_text("red\nblue\nsquare\n")
     folder = family_folder(family)
     if "--max-risk" in words:
         folder = Path(shutil.copytree(folder, "artefact"))
         write_policy(folder)
-    code, out, err = said("predict", folder, SEVEN, *words, "--json")
+    code, out, err = saccade("predict", folder, SEVEN, *words, "--json")
     assert code == 0, err
     assert set(json.loads(out)[0]) == keys | {"image", "variant"}
 
 
-def test_an_image_and_a_text_are_embedded_by_one_variant(tmp_path, monkeypatch, said):
+def test_an_image_and_a_text_are_embedded_by_one_variant(tmp_path, monkeypatch, saccade):
     monkeypatch.chdir(tmp_path)
     Path("texts.txt").write_text("red\nblue\n")
     for words in ((SEVEN, "--out", "a.npz"), ("--texts", "texts.txt", "--out", "b.npz")):
-        code, out, err = said("predict", family_folder("sparo"), *words, "--budget", "2/3")
+        code, out, err = saccade("predict", family_folder("sparo"), *words, "--budget", "2/3")
         assert code == 0 and "from sparo-b0667-fp32" in out and ".npz: " in err
     one, other = (load_embeddings(Path(f"{name}.npz"))[0] for name in "ab")
     assert one.similarity(other).shape == (1, 2)
 
 
-def test_options_of_another_task_are_refused(tiny_folder, tmp_path, said):
+def test_options_of_another_task_are_refused(tiny_folder, tmp_path, saccade):
     labels = str(tmp_path / "labels.txt")
     Path(labels).write_text("red\nblue\n")
     refused = {
@@ -102,6 +92,6 @@ def test_options_of_another_task_are_refused(tiny_folder, tmp_path, said):
         ("--question", "what?"): "--question is an option of answer, but",
     }
     for words, expected in refused.items():
-        code, out, err = said("predict", tiny_folder, SEVEN, *words)
+        code, out, err = saccade("predict", tiny_folder, SEVEN, *words)
         assert (code, out) == (2, "") and expected in err, err
-    assert said("predict", tiny_folder)[0] == 2
+    assert saccade("predict", tiny_folder)[0] == 2

@@ -16,8 +16,8 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 
 import tiny_artefacts as tiny
 from broken_by_intent import HOSTILE
-from broken_changes import edit, edit_json, parameter
-from broken_repositories import BROKEN, BROKEN_PLANS, HASHES, ROUTES
+from broken_changes import ROUTES, edit, edit_json, put
+from broken_repositories import BROKEN, BROKEN_PLANS, HASHES
 from engine_places import HOPPER
 from half_typed import add_variant, half_typed
 from safetensors.numpy import load, save
@@ -168,24 +168,6 @@ def test_instances_on_a_gpu_are_not_for_the_bundled_server(made, tmp_path):
     assert not failures(tmp_path / "out", CONTAINER)
 
 
-# What an operator may choose: how such a field is set.
-CHOICES = {
-    "instance_group.count": lambda it, to: setattr(it.instance_group[0], "count", to),
-    "max_batch_size": lambda it, to: setattr(it, "max_batch_size", to),
-    "optimization.graph.level": lambda it, to: setattr(it.optimization.graph, "level", to),
-    "dynamic_batching.priority_levels": lambda it, to: (
-        setattr(it.dynamic_batching, "priority_levels", to),
-        setattr(it.dynamic_batching, "default_priority_level", (to + 1) // 2),
-    ),
-    "dynamic_batching.default_queue_policy.max_queue_size": lambda it, to: setattr(
-        it.dynamic_batching.default_queue_policy, "max_queue_size", to
-    ),
-    "dynamic_batching.default_queue_policy.default_timeout_microseconds": lambda it, to: setattr(
-        it.dynamic_batching.default_queue_policy, "default_timeout_microseconds", to
-    ),
-}
-
-
 def test_speeds_that_a_measurement_does_not_tell_apart_are_names(repository):
     edit_json(ROUTES, lambda it: it["variants"][0].update(as_fast=[tiny.HALF]))(repository)
     tiny.rehash(repository)
@@ -198,15 +180,28 @@ def test_speeds_that_a_measurement_does_not_tell_apart_are_names(repository):
 FREE = free_fields(served_runtime(DEFAULT))
 
 
+def choose(field, value):
+    """Set what an operator may choose: a field, or a parameter, which is a text."""
+
+    def change(config):
+        if field.startswith("parameters."):
+            put(config, f"parameters[{field.rpartition('.')[2]}].string_value", str(value))
+            return
+        put(config, field.replace("instance_group.", "instance_group[0]."), value)
+        if field == "dynamic_batching.priority_levels":
+            put(config, "dynamic_batching.default_priority_level", (value + 1) // 2)
+
+    return edit(change)
+
+
 @pytest.mark.parametrize("field", FREE)
 def test_what_an_operator_may_choose_has_bounds(repository, field):
     bounds, key = FREE[field].expected, field.rpartition(".")[2]
-    choose = CHOICES.get(field, lambda it, to: parameter(key, str(to))(it))
     most = int(bounds.split(" to ")[1])
-    edit(lambda it: choose(it, most))(repository)
+    choose(field, most)(repository)
     tiny.rehash(repository)
     assert not failures(repository, MUCH)
-    edit(lambda it: choose(it, most + 1))(repository)
+    choose(field, most + 1)(repository)
     tiny.rehash(repository)
     actual = failures(repository, MUCH)["fields"]
     assert any(f"expected {bounds}" in each and key in each for each in actual), actual

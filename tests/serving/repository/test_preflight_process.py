@@ -23,7 +23,6 @@ from tiny_artefacts import FULL, HALF
 from saccade.core.errors import SaccadeError
 from saccade.plugins.native import library as native
 from saccade.serving.client.client import Client
-from saccade.serving.commands.cli import run
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.verb import PreflightOptions, preflight
@@ -75,26 +74,20 @@ def library(tmp_path):
     return make
 
 
-def saccade(capsys, *arguments):
-    code = run([str(argument) for argument in arguments])
-    seen = capsys.readouterr()
-    return code, seen.out, seen.err
-
-
-def test_exit_codes_and_answers(capsys, repository, tmp_path):
+def test_exit_codes_and_answers(saccade, repository, tmp_path):
     words = ("preflight", repository, "--server-version", "26.07")
-    code, out, _ = saccade(capsys, *words)
+    code, out, _ = saccade(*words)
     assert code == 0 and "ready to serve. " in out
     other_answer(repository)
     tiny.rehash(repository)
-    code, out, _ = saccade(capsys, *words, "--json")
+    code, out, _ = saccade(*words, "--json")
     report = json.loads(out)
     failed = [finding for finding in report["findings"] if finding["verdict"] == "failed"]
     assert (code, report["passed"]) == (1, False)
     assert [(failure["check"], failure["model"]) for failure in failed] == [("answer", FULL)]
-    code, out, _ = saccade(capsys, *words)
+    code, out, _ = saccade(*words)
     assert code == 1 and f"FAILED {FULL}: answer: output 'logits'" in out
-    code, out, err = saccade(capsys, "preflight", tmp_path)
+    code, out, err = saccade("preflight", tmp_path)
     assert (code, out) == (2, "") and "is not a model repository" in err
 
 

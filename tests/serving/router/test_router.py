@@ -230,22 +230,6 @@ def test_refuses_and_leaks_nothing(connection, case):
     assert not LEAK.search(caught.value.message())
 
 
-CONVERTED = {
-    "RGBA": Image.new("RGBA", (8, 8), (0, 0, 0, 51)),
-    "palette": Image.new("RGB", (8, 8), (204, 204, 204)).quantize(2),
-    "colour": Image.new("RGB", (8, 8), (204, 204, 204)),
-    "16 bit": Image.fromarray(np.full((8, 8), 204 * 257, np.uint16)),
-    "larger": Image.new("L", (80, 40), 204),
-}
-
-
-@pytest.mark.parametrize("case", CONVERTED)
-def test_other_kinds_of_images_are_answered_as_their_grey(connection, case):
-    expected = connection.infer("nac", files(encode(Image.new("L", (8, 8), 204))))
-    actual = connection.infer("nac", files(encode(CONVERTED[case])))
-    np.testing.assert_array_equal(actual.as_numpy("logits"), expected.as_numpy("logits"))
-
-
 def test_time_that_has_run_out_is_not_spent(connection):
     with pytest.raises(grpc.InferenceServerException) as caught:
         connection.infer("nac", files(GOOD), timeout=1)

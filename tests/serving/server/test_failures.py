@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from chaos.processes import below, command_of, process
 from metric_pages import numbers_in, page_of
 
 from saccade.core.errors import ServerFailed
@@ -80,16 +81,10 @@ def reloaded_alone(victim, eventually, caplog):
     return run
 
 
-def stubs(server: Server) -> dict[str, list[str]]:
-    """By process id, the arguments of the processes in which the models run."""
-    by_model = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            words = (entry / "cmdline").read_text().split("\0")
-            if parent == str(server.pid) and words[0]:  # the server does not bury its dead
-                by_model[entry.name] = words
-    return by_model
+def stubs(server: Server) -> dict[int, list[str]]:
+    """By process id, the words of the processes in which the models run."""
+    children = below({server.pid}) - {server.pid}
+    return {pid: command_of(pid) for pid in children if process(pid)}
 
 
 def regions(server: Server) -> set[Path]:
@@ -99,7 +94,7 @@ def regions(server: Server) -> set[Path]:
 
 def kill_stub(server: Server, variant: str, number: int = signal.SIGKILL) -> None:
     (pid,) = [pid for pid, words in stubs(server).items() if f"{variant}_0_0" in words]
-    os.kill(int(pid), number)
+    os.kill(pid, number)
 
 
 @contextmanager

@@ -181,32 +181,6 @@ def test_numpy_2_is_refused(needs_server, monkeypatch):
         installation.check_installation(installation.find_installation())
 
 
-@pytest.mark.parametrize("change", ["onnx", "router", "added", "removed", "schema", "none"])
-def test_changed_repository_is_refused(change, needs_server, tiny_repository, tmp_path):
-    copy = shutil.copytree(tiny_repository, tmp_path / "copy")
-    victim = next(copy.glob("*/1/model.onnx"))
-    if change == "onnx":
-        victim.write_bytes(victim.read_bytes()[:-1] + b"\0")
-    elif change == "router":
-        victim = copy / "nac" / "1" / "model.py"
-        victim.write_text(victim.read_text() + "\n")
-    elif change == "added":
-        victim = copy / "extra" / "1" / "model.py"
-        victim.parent.mkdir(parents=True)
-        victim.write_text("")
-    elif change == "removed":
-        victim.unlink()
-    else:
-        victim = copy / "saccade.json"
-        content = json.loads(victim.read_text())
-        victim.write_text(json.dumps(content | {"version": 99}))
-        if change == "none":
-            victim.unlink()
-    with pytest.raises(SaccadeError) as error:
-        Server(copy, ServeOptions(**FREE_PORTS)).__enter__()
-    assert victim.name in str(error.value) and "saccade repository" in str(error.value)
-
-
 def test_a_full_disk_is_named(needs_server, hand_made, leavings, monkeypatch):
     def full(*_, **__):
         raise shutil.Error([("a", "b", "[Errno 28] No space left on device: 'b'")])
