@@ -38,6 +38,7 @@ from saccade.core.errors import ServerFailed
 from saccade.core.machine import cpu_seconds, family_of, memory_mib, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.bench.load import LoadGenerator, Stream, StreamResult
+from saccade.serving.bench.load_requests import encoded_request
 from saccade.serving.bench.open_load import (
     Arrivals,
     OpenLoad,
@@ -45,7 +46,6 @@ from saccade.serving.bench.open_load import (
     quantiles,
     with_timeout,
 )
-from saccade.serving.bench.served import encoded_request
 from saccade.serving.client.wire import with_deadline
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions

@@ -18,8 +18,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from saccade.core.errors import ServerFailed
 from saccade.core.machine import cpu_seconds, family_of, memory_mib
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
+from saccade.serving.bench.load_requests import encoded_request, tensor_request
+from saccade.serving.bench.measurement import point_of
 from saccade.serving.bench.open_load import Arrivals, OpenLoad, quantiles, with_timeout
-from saccade.serving.bench.served import encoded_request, point_of, tensor_request
 
 DELAY_S, DYING_S = 0.02, 1.0
 
