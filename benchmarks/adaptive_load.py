@@ -27,6 +27,7 @@ results/adaptive_load.json.
 
 import argparse
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -43,10 +44,12 @@ from result_file import BUILD, options_of, write_result
 from saccade.core.machine import this_machine
 from saccade.serving.bench.load import LoadGenerator, Stream
 from saccade.serving.bench.load_requests import png_files, request
-from saccade.serving.bench.open_load import quantiles, with_timeout
 from saccade.serving.client.client import Client
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.server import Server
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from open_load import quantiles, with_timeout
 
 TIMES = (0.5, 1.0, 2.0, 4.0, 8.0, 0.5)
 WARM_S, REST_S = 2.0, 2.0

@@ -33,7 +33,7 @@ from served_models import digits_folder, random_images
 
 from saccade.core.machine import family_of, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.serving.bench.served import encoded_request
+from saccade.serving.bench.load_requests import encoded_request
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 

@@ -16,7 +16,7 @@ from served_models import bench_folder, random_images, under_load
 from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
-from saccade.serving.bench.served import encoded_request
+from saccade.serving.bench.load_requests import encoded_request
 
 CLIENTS = 8
 MOST_TIMES = 3.0

@@ -28,7 +28,7 @@ from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.onnxruntime import ONNXRUNTIME
 from saccade.exporter.runtimes.openvino.runtime import OPENVINO, cpu_has_bf16, openvino_module
 from saccade.serving.bench.load import Stream, refuse_errors
-from saccade.serving.bench.served import tensor_request
+from saccade.serving.bench.load_requests import tensor_request
 
 NATIVE, OURS, ORT, SERVED = "native", "saccade", "onnxruntime fp32", "saccade served"
 # Bars: saccade over OpenVINO itself, and a precision over ONNX Runtime's fp32. The second needs a

@@ -18,6 +18,7 @@ import argparse
 import itertools
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -38,19 +39,15 @@ from saccade.core.errors import ServerFailed
 from saccade.core.machine import cpu_seconds, family_of, memory_mib, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.bench.load import LoadGenerator, Stream, StreamResult
-from saccade.serving.bench.open_load import (
-    Arrivals,
-    OpenLoad,
-    OpenLoadResult,
-    quantiles,
-    with_timeout,
-)
-from saccade.serving.bench.served import encoded_request
+from saccade.serving.bench.load_requests import encoded_request
 from saccade.serving.client.wire import with_deadline
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.server import Server
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from open_load import Arrivals, OpenLoad, OpenLoadResult, quantiles, with_timeout
 
 BUDGETS = (1.0, 0.5, 0.25)
 CLIENTS = 16

@@ -47,8 +47,7 @@ from saccade.models.families import build, entry_of
 from saccade.models.interface import component_named
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
-from saccade.serving.bench.load_requests import request
-from saccade.serving.bench.served import encoded_request
+from saccade.serving.bench.load_requests import encoded_request, request
 from saccade.serving.server.server import Server
 
 RESULT = RESULTS / "real_size.json"

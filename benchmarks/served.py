@@ -21,7 +21,8 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
 from saccade.serving.bench.in_process import BATCHES, Calls, best_batch, sample
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
-from saccade.serving.bench.served import check_answers, tensor_request
+from saccade.serving.bench.load_requests import tensor_request
+from saccade.serving.bench.served import check_answers
 
 LEAST_SHARE, MOST_OVERHEAD_MS = 0.8, 0.6
 PARTS = ("queue", "compute_input", "compute_infer", "compute_output")

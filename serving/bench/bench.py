@@ -24,13 +24,12 @@ from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.data.options import loaded_once
 from saccade.serving.bench import in_process, report
 from saccade.serving.bench.in_process import InProcessLoad, Measured
-from saccade.serving.bench.measurement import Measurement, content, grpc_of
+from saccade.serving.bench.measurement import Measurement, Windows, content, grpc_of, windows_of
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import measured_policy
 from saccade.serving.bench.report_examples import shown_examples
 from saccade.serving.bench.running import RunningReport, measure_running
-from saccade.serving.bench.served import Windows, windows_of
-from saccade.serving.bench.servers import through_servers
+from saccade.serving.bench.served import through_servers
 from saccade.serving.bench.stopping import Deadline
 from saccade.serving.bench.work import Key
 from saccade.serving.bench.workload import IN_PROCESS_SHARE, Workload, workload_of
@@ -117,10 +116,12 @@ def _bench(workload: Workload, options: BenchOptions) -> BenchReport:
                 variant,
                 workload.results[variant.name],
                 {work.role: inside[work.key] for work in workload.works[variant.name]},
+                machine,
+                workload.ops,
             )
             for variant in workload.folder.variants
         ]
-        entries = [one.entry(machine, workload.ops) for one in measured]
+        entries = [one.entry for one in measured]
         if options.server:
             server, windows = through_servers(workload, entries, options, advance)
     measured = [replace(one, served=windows_of(windows, one.variant.name)) for one in measured]
@@ -130,11 +131,13 @@ def _bench(workload: Workload, options: BenchOptions) -> BenchReport:
     ]
     samples = {name: result.samples for name, result in workload.results.items()}
     marked = mark_dominated(entries, samples)
-    full = content(measured, marked, options, machine, server)
-    policies = [
-        measured_policy(work, workload.policies, measured, entries, inside, windows)
-        for work in workload.policies.works
-    ]
+    full = content(measured, marked, options, server)
+    policies = []
+    if (answers := workload.policies.answers) is not None:
+        policies = [
+            measured_policy(work, answers, measured, entries, inside, windows)
+            for work in workload.policies.works
+        ]
     if policies:
         full[POLICIES] = [{**asdict(entry), "samples": raws} for entry, raws in policies]
     if workload.policies.left_out:

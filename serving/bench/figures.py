@@ -2,15 +2,16 @@
 """A report's figures as text: scores in their unit, what a budget saves, and what policies gain."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
 from typing import Any
 
+from saccade.core.errors import require
 from saccade.exporter.artefact.frontier import POLICIES, ROUNDS
 
 # Files of the first release have `fraction`.
 _SHARES = ("share", "fraction")
 Figures = dict[str, Any]
-_BUSY = 0.5  # load per core; an idle machine is far below
-_STEADY = 1.25  # rounds usually differ by no more than this ratio
 # Units that add nothing to the score's name.
 _PLAIN = ("index", "CIDEr-D")
 
@@ -73,35 +74,9 @@ def _speed_point(variant: Figures) -> tuple[Figures, str]:
     return variant["in_process"][f"batch_{best}"], "in process, best batch"
 
 
-def noise_text(report: Figures) -> str:
-    """Return a warning if the machine was busy or the rounds differ much, else an empty string."""
-    machine, found = report["machine"], []
-    load, cores = machine.get("load_average", 0.0), machine.get("cores", 1)
-    if load > _BUSY * cores:
-        of = f"{cores} core{'s' * (cores != 1)}"
-        found.append(f"the load average was {load:.1f} on {of} at the start")
-    spread = max((_spread(variant) for variant in report["variants"]), default=1.0)
-    if spread > _STEADY:
-        found.append(f"rounds of one variant differ by up to {spread:.1f} times")
-    if not found:
-        return ""
-    return (
-        f"Noisy machine: {' and '.join(found)}. Measure again on an idle machine before you trust "
-        "the speeds."
-    )
-
-
 def has_rounds(variants: Sequence[Figures]) -> bool:
     """Return whether costs were compared by rounds; older releases compared single figures."""
     return all(_speed_point(variant)[0].get(ROUNDS) for variant in variants)
-
-
-def _spread(variant: Figures) -> float:
-    """Return the ratio of the fastest to the slowest round of a variant's throughput."""
-    rates = _speed_point(variant)[0].get(ROUNDS, ())
-    if cost := variant.get("costs", {}).get("throughput"):
-        rates = cost["least"], cost["most"]
-    return float(max(rates) / min(rates)) if rates and min(rates) > 0 else 1.0
 
 
 def threads_text(threads: Iterable[int]) -> str:
@@ -109,6 +84,11 @@ def threads_text(threads: Iterable[int]) -> str:
     found = sorted(set(threads))
     words = "one" if found == [1] else " or ".join(map(str, found))
     return f"{words} thread{'s' * (found != [1])}"
+
+
+def threads_of(variants: Sequence[Figures]) -> str:
+    """Return the threads of the variants of a report; older reports lack them: one."""
+    return threads_text(one["in_process"].get("threads", 1) for one in variants)
 
 
 def ops_text(report: Figures) -> str:
@@ -181,84 +161,65 @@ def _keys(value: Any) -> Any:
     return value if isinstance(value, dict) else ()
 
 
-def sentences(report: Figures) -> list[str]:
-    """Return what each policy gains and keeps, and which policies were left out and why."""
-    left_out = [
-        f"Policy {one['policy']} was not measured: {one['reason'].rstrip('.')}."
-        for one in report.get("policies_left_out", ())
-    ]
-    return [*map(sentence, policies_of(report)), *left_out]
-
-
-def sentence(policy: Figures) -> str:
-    """Compare a policy with the full model: throughput, answers, certificate."""
-    parts = [f"Policy {policy['policy']}{_gained(policy)} {_same(policy)}."]
-    if policy["calibrated"]:
-        parts.append("They include those that calibrated it: for others, the certificate counts.")
-    elif exceeded := _exceeded(policy):
-        parts.append(exceeded)
-    parts.append(_certified(policy))
-    if served := policy["times_full_served"]:
-        most = clients_of(points(policy["grpc"], "router_concurrency_")[-1])
-        parts.append(
-            f"Through the router with {most} client{'s' * (most != 1)}: "
-            f"{times_digits(served['times'])} times the throughput{_interval(served)}."
-        )
-    if len(policy["steps"]) == 1:
-        parts.append(f"The policy is {policy['steps'][0]['variant']} alone.")
-    return " ".join(parts)
-
-
 def times_text(ratio: Figures) -> str:
     """Return a ratio of throughputs with its interval, such as `2.4 times (95 %: 2.1 to 2.8)`."""
-    return f"{times_digits(ratio['times'])} times{_interval(ratio)}"
-
-
-def _gained(policy: Figures) -> str:
-    ratio = policy["times_full"]
-    times = f"{times_digits(ratio['times'])} times"
-    where = " in process" if policy["times_full_served"] else ""
-    low, high = ratio["interval"] or (0.0, 2.0)
-    if low > 1:
-        return f": {times} the throughput of the full model{where}{_interval(ratio)}"
-    found = "is slower" if high < 1 else "is not shown to be faster"
-    return f" {found} than the full model{where}: {times} its throughput{_interval(ratio)},"
-
-
-def _same(policy: Figures) -> str:
-    count = f"{policy['score']['n']:,} test samples"
-    same, least = "answer", policy.get("min_ari")  # older reports lack this key
-    if least is not None:
-        same, count = "segmentation", f"{count} (ARI of {least:g} or more)"
-    if policy["agreement"] == 1:
-        return f"at the same {same}s on all {count}"
-    return f"at the same {same} on {100 * policy['agreement']:.2f} % of {count}"
-
-
-def _certified(policy: Figures) -> str:
-    risk, sure = f"{100 * policy['risk']:g}", f"{100 * policy['confidence']:g} %"
-    lost = f"at most {risk} % of the answers differ"
-    if policy["against"] == "labels":
-        lost = f"the accuracy is at most {risk} points lower"
-    return f"Certified with {sure} confidence: {lost}, on data like the calibration's."
-
-
-def _exceeded(policy: Figures) -> str:
-    """Return a warning if more is lost on this data than certified."""
-    if policy["against"] == "full":
-        lost, least = 1 - policy["agreement"], 1 - policy["agreement_interval"][1]
-    else:
-        lost, least = -policy["gain"], -policy["gain_interval"][1]
-    if lost <= policy["risk"]:
-        return ""
-    more = f"On these samples {100 * lost:.2f} % are lost, more than certified"
-    if least <= policy["risk"]:
-        return f"{more}, which can be chance."
-    return f"{more}: they are harder than the calibration's. Calibrate on data like this."
-
-
-def _interval(ratio: Figures) -> str:
     if ratio["interval"] is None:
-        return " in a single round"
+        return f"{times_digits(ratio['times'])} times in a single round"
     low, high = map(times_digits, ratio["interval"])
-    return f" (95 %: {low} to {high})"
+    return f"{times_digits(ratio['times'])} times (95 %: {low} to {high})"
+
+
+def sentences(report: Figures) -> list[str]:
+    """Return what each policy gains and keeps, and which policies were left out and why."""
+    left_out = report.get("policies_left_out", ())
+    return [
+        *(words("policy", one) for one in policies_of(report)),
+        *(words("left_out", one) for one in left_out),
+    ]
+
+
+def words(macro: str, *values: Any) -> str:
+    """Return a sentence of report_words.jinja, in which white space of any length is one space."""
+    return " ".join(getattr(_macros(), macro)(*values).split())
+
+
+@cache
+def _macros() -> Any:
+    jinja2 = require("jinja2", extra="bench")
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {
+        "cost": cost_of,
+        "difference": _difference,
+        "most_clients": lambda served: max(map(clients_of, served)),
+        "ops": ops_text,
+        "rate": rate_text,
+        "score": score_text,
+        "split": split_text,
+        "spread": lambda variants: max(map(_spread, variants), default=1.0),
+        "threads": threads_of,
+        "throughput": lambda variant: throughput_of(variant)[0],
+        "times": times_digits,
+        "where": lambda variant: throughput_of(variant)[1],
+    }
+    return environment.from_string(own_text("report_words.jinja")).module
+
+
+def own_text(name: str) -> str:
+    """Return a template, script or style of the report."""
+    return resources.files("saccade.serving.bench").joinpath(name).read_text("utf-8")
+
+
+def _difference(score: Figures, value: float) -> str:
+    """Return a difference between two values of a score as text."""
+    apart = abs(shown(score, value))
+    return f"{apart:.1f} points" if is_share(score) else f"{apart:.3f}"
+
+
+def _spread(variant: Figures) -> float:
+    """Return the ratio of the fastest to the slowest round of a variant's throughput."""
+    rates = _speed_point(variant)[0].get(ROUNDS, ())
+    if cost := variant.get("costs", {}).get("throughput"):
+        rates = cost["least"], cost["most"]
+    return float(max(rates) / min(rates)) if rates and min(rates) > 0 else 1.0

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from saccade.core.errors import ServerFailed
 from saccade.core.machine import cpu_seconds, family_of
@@ -24,7 +24,6 @@ _PAUSE_AFTER_ERROR_S = 0.01
 _FIRST_S, _LEAST_S, _TIMES = 600.0, 30.0, 10.0
 LEAST_ANSWERS, LONGER = 4, 4.0
 WARMUP_S = 0.15  # before a window of a benchmark
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -87,34 +86,15 @@ class LoadOrder:
     streams: tuple[Stream, ...]
 
 
-class LoadWorker(Worker):
-    """A process that puts load on the server at `url`; a context manager that stops it."""
+class LoadGenerator(Worker):
+    """A process with clients that wait for each answer before they send the next request.
 
-    def __init__(self, module: str, url: str) -> None:
-        super().__init__(module)
-        self.url = url
-
-    def load(self, order: Any, kind: type[_T]) -> _T:
-        """Carry out an order and return its results.
-
-        Raises: ServerFailed if the process stops.
-        """
-        try:
-            return self.ask(order, kind)
-        except WorkerEnded as ended:
-            raise ServerFailed(
-                f"The load generator stopped ({ended}) while it sent requests to {self.url}. "
-                f"{ended.last_words}"
-            ) from ended
-
-
-class LoadGenerator(LoadWorker):
-    """Clients that wait for each answer before they send the next request."""
+    It is a context manager that stops the process.
+    """
 
     def __init__(self, url: str, *, server_pid: int = 0, timeout_s: float | None = None) -> None:
-        super().__init__(__name__, url)
-        self.server_pid = server_pid
-        self.timeout_s = timeout_s
+        super().__init__(__name__)
+        self.url, self.server_pid, self.timeout_s = url, server_pid, timeout_s
 
     def run(self, streams: Sequence[Stream], *, seconds: float, warmup_s: float) -> LoadResult:
         """Put the load of all streams on the server together, and return one window.
@@ -124,7 +104,13 @@ class LoadGenerator(LoadWorker):
         order = LoadOrder(
             self.url, self.server_pid, self.timeout_s, seconds, warmup_s, tuple(streams)
         )
-        return self.load(order, LoadResult)
+        try:
+            return self.ask(order, LoadResult)
+        except WorkerEnded as ended:
+            raise ServerFailed(
+                f"The load generator stopped ({ended}) while it sent requests to {self.url}. "
+                f"{ended.last_words}"
+            ) from ended
 
 
 def refuse_errors(result: LoadResult, url: str) -> LoadResult:

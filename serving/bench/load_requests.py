@@ -48,6 +48,23 @@ def request(
     return bytes(message.SerializeToString())
 
 
+def tensor_request(model: str, images: np.ndarray, *outputs: str) -> bytes:
+    """Return a serialized request to a variant that takes images, with a raw tensor.
+
+    Shapes: images uint8 [b h w c].
+    """
+    return request(model, {"image": images}, outputs or ("probabilities",))
+
+
+def encoded_request(router: str, images: np.ndarray, budget: float, *outputs: str) -> bytes:
+    """Return a serialized request to the router, with images as PNG files and a budget.
+
+    Shapes: images uint8 [b h w c].
+    """
+    parameters = {"budget": repr(float(budget))}
+    return request(router, {"image": png_files(images)}, outputs or ("probabilities",), parameters)
+
+
 def png_files(images: np.ndarray) -> np.ndarray:
     """Return images as the bytes of PNG files.
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that was measured of one variant, as in the frontier and in a report."""
+"""Everything that was measured of one variant, as in the frontier and in a report.
+
+Through a server, each point was measured once per round: a window of load.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,28 +15,32 @@ import numpy as np
 
 from saccade.core.machine import Machine
 from saccade.exporter.artefact.frontier import (
+    ROUNDS,
+    SECONDS,
     CostFigure,
     FrontierEntry,
     MeasuredScore,
+    Ratio,
     dominators,
     own_cost,
 )
 from saccade.exporter.artefact.manifest import Manifest, VariantFiles
 from saccade.exporter.runtimes.runtime import has_custom_ops
 from saccade.models.families import entry_of
-from saccade.models.scores.results import EvaluationResult, Interval, bootstrap
+from saccade.models.scores.results import EvaluationResult, Interval, bootstrap, paired_log_ratio
 from saccade.plugins.contract import Ops
 from saccade.serving.bench.figures import clients_of, points
 from saccade.serving.bench.in_process import InProcessLoad
 from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.options import MeasureOptions
 from saccade.serving.bench.report import SCHEMA, VERSION
-from saccade.serving.bench.served import point_of, raw
 
 _BESIDE_THE_SCORE = "top-5"
 _REPORTED_OPTIONS = ("seconds", "rounds", "concurrency", "seed", "op_library")
 THROUGHPUT, LATENCY, MEMORY, BYTES = "throughput", "latency", "memory", "embedding bytes"
-PointWindows = Mapping[tuple[str, str], Sequence[LoadResult]]  # of each round, by role and point
+Place = tuple[str, str, str]  # variant, role (empty for plain requests), name of the point
+Windows = dict[Place, list[LoadResult]]  # one of each round
+PointWindows = Mapping[tuple[str, str], Sequence[LoadResult]]  # the same of one variant
 
 
 @dataclass(frozen=True)
@@ -59,11 +66,16 @@ class Measurement:
     variant: VariantFiles
     result: EvaluationResult
     inside: Mapping[str, InProcessLoad]
+    machine: Machine
+    ops: Ops  # how custom ops run, if it has any
     served: PointWindows = field(default_factory=dict)
     memory: Sequence[Mapping[str, int]] = ()
 
-    def entry(self, machine: Machine, ops: Ops) -> FrontierEntry:
-        """Return the variant's entry in the frontier, without `dominated_by`."""
+    @cached_property
+    def entry(self) -> FrontierEntry:
+        """The variant's entry in the frontier, without `dominated_by`."""
+        first = self.result.scores[0]
+        interval = first.interval or bootstrap(self.result.samples)
         top5 = [one.value for one in self.result.scores if one.name == _BESIDE_THE_SCORE]
         entry = self.variant.main.variant
         saved = entry_of(entry.family).embedding_saved
@@ -74,22 +86,16 @@ class Measurement:
             sha256=self.variant.sha256,
             budget=entry.budget,
             precision=entry.precision,
-            runtime=machine.runtime,
-            device=machine.device,
-            score=self._score,
+            runtime=self.machine.runtime,
+            device=self.machine.device,
+            score=measured_score(self.result, first.value, first.n, interval),
             top5=round(top5[0], 6) if top5 else None,
             in_process=summaries.pop("") | summaries,
             grpc=grpc_of(self.served),
             embedding_bytes=embedding_bytes(self.variant.main) if saved else None,
             memory_bytes=int(np.median(resident)) if resident else None,
-            ops=ops if has_custom_ops(self.variant.components.values()) else None,
+            ops=self.ops if has_custom_ops(self.variant.components.values()) else None,
         )
-
-    @cached_property
-    def _score(self) -> MeasuredScore:
-        first = self.result.scores[0]
-        interval = first.interval or bootstrap(self.result.samples)
-        return measured_score(self.result, first.value, first.n, interval)
 
     def to_dict(self, entry: FrontierEntry) -> dict[str, Any]:
         """Return the variant's entry in a report, with the raw samples."""
@@ -102,12 +108,11 @@ class Measurement:
             "unit": files.unit,
             "files": [_file(role, one) for role, one in self.variant.components.items()],
             "scores": [asdict(score) for score in further],
-            "samples": self.samples,
+            "samples": self._samples,
         }
 
     @property
-    def samples(self) -> dict[str, Any]:
-        """The raw values."""
+    def _samples(self) -> dict[str, Any]:
         values = self.result.samples
         whole = np.array_equal(values, values.astype(int))
         raws = {role: raw_samples(one, self.served, role) for role, one in self.inside.items()}
@@ -117,9 +122,13 @@ class Measurement:
 
     def costs(self, entry: FrontierEntry) -> dict[str, Figure]:
         """Return every cost that was measured in rounds, or that follows from the file."""
-        figures = {THROUGHPUT: self._throughput(entry)}
-        if latency := self._latency(entry):
-            figures[LATENCY] = latency
+        rates, unit = entry.speed_rounds, "inferences per second"
+        figures = {THROUGHPUT: _figure(entry.speed, rates, unit, self._throughput_place)}
+        for point, through in (("concurrency_1", "gRPC"), ("router_concurrency_1", "the router")):
+            if (windows := self.served.get(("", point))) and entry.p95_ms is not None:
+                p95 = [round(float(np.percentile(one.only.latencies_ms, 95)), 4) for one in windows]
+                what = f"95th percentile of a request through {through}, one client"
+                figures[LATENCY] = _figure(entry.p95_ms, p95, "ms", what)
         resident = [float(reading["resident_bytes"]) for reading in self.memory]
         loaded = (
             "resident in a process that has loaded the variant and answered a batch of "
@@ -130,26 +139,13 @@ class Measurement:
             figures[BYTES] = Figure(size, size, size, "bytes", "of one embedding")
         return figures
 
-    def _throughput(self, entry: FrontierEntry) -> Figure:
-        unit = "inferences per second"
+    @property
+    def _throughput_place(self) -> str:
+        """Where the throughput was measured that represents the variant."""
         for kind, through in (("concurrency_", "gRPC"), ("router_concurrency_", "the router")):
             if names := points((name for role, name in self.served if not role), kind):
-                windows = self.served["", names[-1]]
-                rates = [round(one.rate, 2) for one in windows]
-                where = f"through {through}, clients at a time: {clients_of(names[-1])}"
-                return _figure(entry.speed, rates, unit, where)
-        rates = [round(rate, 2) for rate in self.inside[""].calls[entry.best_batch].rounds]
-        return _figure(entry.speed, rates, unit, "in process, each variant at its best batch")
-
-    def _latency(self, entry: FrontierEntry) -> Figure | None:
-        if entry.p95_ms is None:
-            return None
-        for point, through in (("router_concurrency_1", "the router"), ("concurrency_1", "gRPC")):
-            if windows := self.served.get(("", point)):
-                p95 = [round(float(np.percentile(one.only.latencies_ms, 95)), 4) for one in windows]
-                where = f"95th percentile of a request through {through}, one client"
-                return _figure(entry.p95_ms, p95, "ms", where)
-        return None
+                return f"through {through}, clients at a time: {clients_of(names[-1])}"
+        return "in process, each variant at its best batch"
 
 
 def measured_score(
@@ -197,6 +193,53 @@ def embedding_bytes(manifest: Manifest) -> int | None:
     return math.prod(map(int, axes)) * np.dtype(spec.dtype).itemsize
 
 
+def windows_of(windows: Windows, name: str) -> dict[tuple[str, str], list[LoadResult]]:
+    """Return the windows of one variant or policy, by role and point."""
+    return {place[1:]: own for place, own in windows.items() if place[0] == name}
+
+
+def point_of(windows: Sequence[LoadResult]) -> dict[str, Any]:
+    """Return one point of the frontier from the windows of one stream in all rounds."""
+    rounds = [window.only.latencies_ms for window in windows]
+    latencies = np.concatenate(rounds)
+    quantiles = np.percentile(latencies, (50, 95, 99))
+    client = sum(window.client_cpu_s for window in windows)
+    server = sum(sum(window.server_cpu_s.values()) for window in windows)
+    seconds = sum(window.seconds for window in windows)
+    rates = [window.rate for window in windows]
+    return {
+        "inferences_per_second": round(len(latencies) / seconds, 2),
+        "inferences_per_second_min": round(min(rates), 2),
+        "inferences_per_second_max": round(max(rates), 2),
+        ROUNDS: [round(rate, 2) for rate in rates],
+        SECONDS: round(seconds, 4),
+        **{f"p{q}_ms": round(float(v), 4) for q, v in zip((50, 95, 99), quantiles, strict=True)},
+        "requests": len(latencies),
+        "client_cpu_share": round(client / max(client + server, 1e-9), 4),
+        "core_ms_per_request": round(1e3 * (client + server) / len(latencies), 4),
+    }
+
+
+def rates_of(
+    results: Mapping[Place, Sequence[LoadResult]], concurrency: int
+) -> dict[str, list[float]]:
+    """Return requests per second in each round, of each variant and policy at that concurrency."""
+    rates: dict[str, list[float]] = {}
+    for kind in ("concurrency", "router_concurrency"):
+        for (name, role, point), windows in results.items():
+            if not role and point == f"{kind}_{concurrency}":
+                rates.setdefault(name, [window.rate for window in windows])
+    return rates
+
+
+def ratio(rates: Sequence[float], others: Sequence[float]) -> Ratio:
+    """Return how many times one throughput is the other, by rounds that measured both in turn."""
+    low, high = np.exp(paired_log_ratio(rates, others))
+    times = float(np.exp(np.mean(np.log(np.array(rates) / np.array(others)))))
+    interval = (round(float(low), 4), round(float(high), 4)) if np.isfinite(high) else None
+    return Ratio(round(times, 4), interval)
+
+
 def grpc_of(served: PointWindows) -> dict[str, Any] | None:
     """Return the points through a server, as the frontier stores them."""
     summaries: dict[str, Any] = {}
@@ -211,7 +254,16 @@ def raw_samples(inside: InProcessLoad, served: PointWindows, role: str = "") -> 
     return {
         "in_process_s": {str(size): calls.seconds for size, calls in inside.calls.items()},
         "grpc": {
-            point: [raw(window) for window in windows]
+            point: [
+                {
+                    "seconds": window.seconds,
+                    "latencies_ms": list(window.only.latencies_ms),
+                    "client_cpu_s": window.client_cpu_s,
+                    "server_cpu_s": window.server_cpu_s,
+                    "statistics": window.statistics,
+                }
+                for window in windows
+            ]
             for (own, point), windows in served.items()
             if own == role
         },
@@ -256,7 +308,6 @@ def content(
     measured: Sequence[Measurement],
     entries: Sequence[FrontierEntry],
     options: MeasureOptions,
-    machine: Machine,
     server: str | None,
 ) -> dict[str, Any]:
     """Return the content of report.json."""
@@ -275,6 +326,6 @@ def content(
         },
         "options": {key: getattr(options, key) for key in _REPORTED_OPTIONS},
         "variants": [one.to_dict(entry) for one, entry in zip(measured, entries, strict=True)],
-        "machine": machine.to_dict(),
+        "machine": first.machine.to_dict(),
         "server": server,
     }

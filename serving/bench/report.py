@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Show a benchmark's figures as tables, an image and a page, all from one JSON object.
 
+The page has charts by plotly.js; tables and answers are plain HTML. It loads nothing. Its policy
+lists the hash of every script and style that may run, so text that escaped the escaping would not
+run. Without scripts, the tables and the image remain.
+
 `python -m saccade.serving.bench.report build/report/report.json` draws the image and the page
 again.
 """
 
+import base64
+import hashlib
 import json
+import re
 import sys
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +25,22 @@ from saccade.core.schema import read_json
 from saccade.serving.bench.figures import (
     cost_of,
     is_share,
-    noise_text,
-    ops_text,
-    policies_of,
-    rate_text,
+    own_text,
     saves_bytes,
-    score_text,
     sentences,
-    shown,
     split_text,
-    threads_text,
-    throughput_of,
+    words,
 )
 from saccade.serving.bench.picture import frontier_png
-from saccade.serving.bench.report_page import whole_page
-from saccade.serving.bench.report_tables import tables
+from saccade.serving.bench.report_charts import charts, short_name
+from saccade.serving.bench.report_tables import WORDS, tables
 
 SCHEMA = "saccade.report"
 VERSION = 2
 _DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _NEAR = 0.03  # small loss: absolute for shares, else relative to the largest variant's score
+# Styles for maps, which plotly.js adds unless an element with that id exists. No map is drawn.
+_STYLE_ID = re.compile(r'getElementById\("([0-9a-f]{64})"\)')
 
 
 def render(report: dict[str, Any]) -> Any:
@@ -44,20 +49,7 @@ def render(report: dict[str, Any]) -> Any:
     from rich.text import Text
 
     parts = [part for table in tables(report) for part in (table.to_text(), "")]
-    return Group(*parts, *map(Text, sentences(report)), Text(summary(report)))
-
-
-def summary(report: dict[str, Any]) -> str:
-    """Describe what was measured on which machine, and whether the machine was busy."""
-    machine, data = report["machine"], report["data"]
-    served = f"; server: {report['server']}" if report["server"] else "; without a server"
-    ops = f", {text}" if (text := ops_text(report)) else ""
-    threads = threads_text(one["in_process"].get("threads", 1) for one in report["variants"])
-    return (
-        f"{report['model']} on {split_text(data)} of {data['name']} ({data['n']} samples). "
-        f"{machine['runtime']}, {threads}{ops}, on {machine['device']}{served}. {report['date']}."
-        f" {noise_text(report)}".rstrip()
-    )
+    return Group(*parts, *map(Text, sentences(report)), Text(words("summary", report)))
 
 
 def write_report(report: dict[str, Any], folder: Path) -> None:
@@ -80,76 +72,94 @@ def page(report: dict[str, Any], picture: bytes) -> str:
 
     Raises: MissingPackage without plotly or jinja2.
     """
-    return whole_page(
-        report,
-        picture,
-        title=f"{report['model']} on {report['data']['name']}",
-        headline=headline(report),
-        summary=summary(report),
-        alternative=_alternative(report),
+    jinja2 = require("jinja2", extra="bench")
+    library, script, style = _library(), own_text("report.js"), own_text("report.css")
+    # Text is escaped for HTML, unless it is ours.
+    ours = {"library": library, "script": script, "style": style}
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined, finalize=_spelled_out
     )
+    environment.filters |= {
+        "answers": lambda example: list(example["answers"].values()),
+        "differs": lambda example: len({one["score"] for one in example["answers"].values()}) > 1,
+        "png": _png,
+        "short": lambda variant: short_name(report, variant["variant"]),
+        "split": split_text,
+    }
+    environment.tests["share"] = is_share
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    whole: str = environment.from_string(own_text("report.html")).render(
+        **{name: environment.filters["safe"](text) for name, text in ours.items()},
+        report=report,
+        headline=headline(report),
+        summary=words("summary", report),
+        alternative=words("alternative", report),
+        # An empty style, to which plotly.js adds its rules by script.
+        script_hashes=[_hash(library), _hash(script)],
+        style_hashes=[_hash(""), _hash(style)],
+        policies=sentences(report),
+        picture=base64.b64encode(picture).decode(),
+        tables=tables(report),
+        words=WORDS,
+        files=[file for variant in report["variants"] for file in variant["files"]],
+        charts=_spelled_out(charts(report)),
+        unused=sorted(set(_STYLE_ID.findall(library))),
+    )
+    return whole
 
 
 def headline(report: dict[str, Any]) -> str:
     """Compare the cheapest variant that loses little with the largest, in a sentence."""
-    variants = report["variants"]
+    full, *_ = variants = report["variants"]
     kept = [variant for variant in variants if variant["dominated_by"] is None]
-    what = "bytes of an embedding" if saves_bytes(variants[0]) else "throughput"
-    are = f"variant{'s' * (len(variants) != 1)} {'is' if len(kept) == 1 else 'are'}"
-    standing = f"{len(kept)} of {len(variants)} {are} on the frontier of score and {what}."
-    if failed := len(report.get("failed", ())):
-        standing += f" {failed} point{'s' if failed > 1 else ''} failed: see below."
-    full = variants[0]
-    score = full["score"]
+    score, value = full["score"], full["score"]["value"]
     sign = 1 if score["higher_is_better"] else -1
-    little = _NEAR if is_share(score) else _NEAR * abs(score["value"])
-
-    def lost(variant: dict[str, Any]) -> float:
-        return sign * float(score["value"] - variant["score"]["value"])
-
-    others = [variant for variant in kept if variant is not full]
-    near = [variant for variant in others if lost(variant) <= little]
-    if not near:
-        most = f"{_difference(score, little)} of {full['variant']}"
-        return f"{standing} No other variant on it scores within {most}." if others else standing
-    if saves_bytes(full):
-        small = min(near, key=cost_of)
-        gain = f"an embedding {cost_of(full) / cost_of(small):.1f} times smaller than that"
-        where = ""
-    else:
-        small = max(near, key=cost_of)
-        where = f" ({throughput_of(small)[1]})"
-        gain = f"{cost_of(small) / cost_of(full):.1f} times the throughput"
-    apart = _difference(score, lost(small))
-    told = f"with a score {apart} {'lower' if sign * lost(small) >= 0 else 'higher'}"
-    if apart == _difference(score, 0):
-        told = "with the same score"
-    return (
-        f"{standing} {small['variant']} keeps {small['kept']} of {small['total']} "
-        f"{small['unit']}: {gain} of {full['variant']}{where}, {told}."
-    )
+    little = _NEAR if is_share(score) else _NEAR * abs(value)
+    near = [
+        variant
+        for variant in kept
+        if variant is not full and sign * (value - variant["score"]["value"]) <= little
+    ]
+    cheapest = min if saves_bytes(full) else max
+    return words("headline", report, kept, cheapest(near, key=cost_of, default=None), little)
 
 
-def _difference(score: dict[str, Any], value: float) -> str:
-    """Return a difference between two values of a score as text."""
-    apart = abs(shown(score, value))
-    return f"{apart:.1f} points" if is_share(score) else f"{apart:.3f}"
+def _spelled_out(content: Any) -> Any:
+    """Return content with marks that reverse text spelled out in its texts, as in a terminal."""
+    if isinstance(content, dict):
+        return {key: _spelled_out(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_spelled_out(item) for item in content]
+    # Text that is marked as HTML is ours, or was spelled out before.
+    return escaped(content) if type(content) is str else content
 
 
-def _alternative(report: dict[str, Any]) -> str:
-    def words(variant: dict[str, Any]) -> str:
-        place = (
-            f"{variant['embedding_bytes']:,} bytes per embedding"
-            if saves_bytes(variant)
-            else f"{rate_text(throughput_of(variant)[0])} per second"
+@cache
+def _library() -> str:
+    """Return plotly.js from the installed package.
+
+    Raises: SaccadeError if it cannot be embedded in a page.
+    """
+    package = require("plotly", extra="bench")
+    file = resources.files(package).joinpath("package_data", "plotly.min.js")
+    # A browser reads any line ending as one character, and hashes what it reads.
+    text = file.read_bytes().decode().replace("\r\n", "\n").strip("\n")
+    if "</script" in text.lower() or "<!--" in text or "\r" in text:
+        raise SaccadeError(
+            "plotly.min.js of the installed plotly package cannot be embedded in a page. Install "
+            "another release: pip install 'plotly>=6'"
         )
-        return f"{variant['variant']} {score_text(variant['score'])} at {place}" + (
-            " (dominated)" if variant["dominated_by"] else ""
-        )
+    return text
 
-    policies = [f"policy {one['policy']} {score_text(one['score'])}" for one in policies_of(report)]
-    variants = [words(variant) for variant in report["variants"]]
-    return "Score against cost: " + "; ".join(variants + policies)
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _png(data: str) -> str:
+    """Return the address of an image from a file: it must be base64 and nothing else."""
+    clean = base64.b64encode(base64.b64decode(data, validate=True)).decode()
+    return f"data:image/png;base64,{clean}"
 
 
 def read_report(path: Path) -> dict[str, Any]:

@@ -13,14 +13,13 @@ from saccade.serving.bench.figures import (
     has_rounds,
     heading,
     interval_text,
-    ops_text,
     points,
     policies_of,
     rate_text,
     saves_bytes,
     score_text,
-    threads_text,
     times_digits,
+    words,
     works,
 )
 
@@ -87,7 +86,7 @@ def tables(report: Figures) -> list[ReportTable]:
         tables.append(_further(variants))
     if policies := policies_of(report):
         tables += [_policies(policies), _steps(policies)]
-    tables.append(_throughput(variants, ops_text(report)))
+    tables.append(_throughput(report))
     if variants[0]["grpc"]:
         tables.append(_latency(variants))
     return [*tables, _cost(variants)]
@@ -149,14 +148,7 @@ def _policies(policies: Sequence[Figures]) -> ReportTable:
         elif served:
             row["x served"] = "-"
         rows.append(row)
-    note = (
-        "Chains of variants. Same: answers equal to the full model's; risk: the certified limit "
-        "of lost answers. Per second: in process, at the best batch; x full: times the full "
-        "model's, with the paired 95 % interval over the rounds."
-    )
-    if served:
-        note += " x served: times the full model's through the router, with the most clients."
-    return table_of("Policies", rows, note)
+    return table_of("Policies", rows, words("policies_note", served))
 
 
 def _steps(policies: Sequence[Figures]) -> ReportTable:
@@ -176,7 +168,8 @@ def _steps(policies: Sequence[Figures]) -> ReportTable:
     return table_of("Steps of the policies", rows)
 
 
-def _throughput(variants: Sequence[Figures], ops: str) -> ReportTable:
+def _throughput(report: Figures) -> ReportTable:
+    variants = report["variants"]
     # At the variants, else at the router.
     served = _all_points(variants, "concurrency_") or _all_points(variants, "router_concurrency_")
     rows = []
@@ -191,31 +184,19 @@ def _throughput(variants: Sequence[Figures], ops: str) -> ReportTable:
                     **{_clients(point): _rate(grpc or {}, point) for point in served},
                 }
             )
-    threads = threads_text(one["in_process"].get("threads", 1) for one in variants)
-    note = f"Batches: in process, {threads}{f', {ops}' if ops else ''}."
-    if by_threads := _by_threads(variants):
-        note += f" {by_threads}"
-    if served:
-        kind = "router" if served[0].startswith("router") else "gRPC"
-        note += f" {kind} xN: N clients, one sample per request."
+    note = words("throughput_note", report, _gains(variants), served[:1])
     return table_of("Inferences per second", rows, note)
 
 
-def _by_threads(variants: Sequence[Figures]) -> str:
-    """Return what further threads gain in batches of eight; nothing if only one was measured."""
+def _gains(variants: Sequence[Figures]) -> dict[str, list[str]]:
+    """Return how many times faster further threads are: the least and the most, by their number."""
     every = [rates for one in variants if len(rates := one["in_process"].get(BY_THREADS, {})) > 1]
-    gains = [{count: rate / rates["1"] for count, rate in rates.items()} for rates in every]
-    text = ", ".join(
-        f"{count} threads {_span([own[count] for own in gains if count in own])}"
-        for count in sorted(gains[0] if gains else (), key=int)
+    gains = {
+        count: sorted(rates[count] / rates["1"] for rates in every if count in rates)
+        for count in sorted(every[0] if every else (), key=int)
         if count != "1"
-    )
-    return f"Times the speed of one thread: {text}." if text else ""
-
-
-def _span(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.2g}", f"{max(values):.2g}"
-    return low if low == high else f"{low} to {high}"
+    }
+    return {count: [f"{of[0]:.2g}", f"{of[-1]:.2g}"] for count, of in gains.items()}
 
 
 def _latency(variants: Sequence[Figures]) -> ReportTable:
@@ -233,10 +214,7 @@ def _latency(variants: Sequence[Figures]) -> ReportTable:
     shares = [
         100 * grpc[name]["client_cpu_share"] for _, grpc in every for name in names if name in grpc
     ]
-    note = (
-        "p50/p95/p99 of a request's time. gRPC: raw tensors to the variant; router: images as PNG. "
-        f"The load generator used {min(shares):.0f} to {max(shares):.0f} % of all CPU time."
-    )
+    note = words("latency_note", min(shares), max(shares))
     return table_of("Latency in milliseconds", rows, note)
 
 
@@ -290,15 +268,7 @@ def _frontiers(variants: Sequence[Figures]) -> ReportTable:
         for variant in variants
     ]
     of = [f"{name} ({_COSTS[name][0]}): {variants[0]['costs'][name]['of']}" for name in names]
-    sure = has_rounds(variants)
-    by_rounds = "Surely: by the paired 95 % interval over the rounds. " if sure else ""
-    note = (
-        f"A variant is on the frontier of a cost unless another one {'surely ' * sure}costs no "
-        "more and scores better, beyond the paired 95 % interval of the difference. "
-        f"{by_rounds}In parentheses: the lowest and highest value of single rounds. "
-        f"Costs: {'; '.join(of)}."
-    )
-    return table_of("Frontiers", rows, note)
+    return table_of("Frontiers", rows, words("frontiers_note", has_rounds(variants), of))
 
 
 def _standing(costs: Figures, names: Sequence[str]) -> str:

@@ -18,11 +18,10 @@ from saccade.models.scores.results import wilson
 from saccade.serving.bench.figures import bare_text, interval_text, times_text
 from saccade.serving.bench.load import LoadGenerator, Stream
 from saccade.serving.bench.load_requests import png_files, request, server_version
+from saccade.serving.bench.measurement import Place, Windows, point_of, ratio, windows_of
 from saccade.serving.bench.options import BenchOptions
-from saccade.serving.bench.policies import ratio
 from saccade.serving.bench.report_tables import table_of
-from saccade.serving.bench.served import Place, Windows, point_of, windows_of
-from saccade.serving.bench.servers import ServerUnderLoad
+from saccade.serving.bench.served import ServerUnderLoad
 from saccade.serving.client.client import Client, routers_at
 from saccade.serving.client.connection import TLS
 from saccade.serving.client.router_view import RouterView

@@ -25,7 +25,7 @@ from saccade.plugins.contract import Ops
 from saccade.serving.bench.in_process import BATCHES, LONGEST_CALL_S
 from saccade.serving.bench.load import LEAST_ANSWERS, LONGER, WARMUP_S
 from saccade.serving.bench.options import BenchOptions, MeasureOptions
-from saccade.serving.bench.policy_works import (
+from saccade.serving.bench.policies import (
     PolicyWorks,
     ServedPolicies,
     policy_works,

@@ -12,10 +12,9 @@ from saccade.exporter.export import ExportOptions
 from saccade.exporter.graph.samples import GateLevel
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.runtimes.runtime import BuildOptions, runtime_named
-from saccade.serving.bench.options import BenchOptions, MeasureOptions
+from saccade.serving.bench.options import BenchOptions, MeasureOptions, SweepOptions
 from saccade.serving.bench.plan import PlanOptions
 from saccade.serving.bench.sweep.choice import ChooseOptions
-from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.commands.command import Answer, Artefacts, Checkpoint, Repository, Result
 from saccade.serving.commands.demo import DemoOptions

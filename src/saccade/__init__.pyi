@@ -28,11 +28,11 @@ from saccade.models.training.options import TrainOptions as TrainOptions
 from saccade.models.training.train import train as train
 from saccade.serving.bench.bench import bench as bench
 from saccade.serving.bench.options import BenchOptions as BenchOptions
+from saccade.serving.bench.options import SweepOptions as SweepOptions
 from saccade.serving.bench.plan import PlanOptions as PlanOptions
 from saccade.serving.bench.plan import plan as plan
 from saccade.serving.bench.sweep.choice import ChooseOptions as ChooseOptions
 from saccade.serving.bench.sweep.choice import choose as choose
-from saccade.serving.bench.sweep.options import SweepOptions as SweepOptions
 from saccade.serving.bench.sweep.sweep import sweep as sweep
 from saccade.serving.bulk.bulk import bulk as bulk
 from saccade.serving.bulk.options import BulkOptions as BulkOptions

@@ -5,9 +5,10 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from open_load import Arrivals, OpenLoad, with_timeout
+
 from chaos.scene import Scene, picture, picture_request
 from saccade.serving.bench.load import LoadGenerator, Stream
-from saccade.serving.bench.open_load import Arrivals, OpenLoad, with_timeout
 
 TIMEOUTS = (-1, 2**63 - 1, -(2**63), 0, 1)
 MIB = 2**20

@@ -16,7 +16,7 @@ from saccade.core.errors import SaccadeError
 from saccade.core.escaping import escaped, escaped_line, escaped_message
 from saccade.core.progress import progress_of
 from saccade.models.attention_maps import MapRow, Panel
-from saccade.serving.bench import report, report_page
+from saccade.serving.bench import report
 from saccade.serving.client.client import Classification
 from saccade.serving.commands import calls as call_commands
 from saccade.serving.commands import cli
@@ -109,7 +109,7 @@ def test_progress_and_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_page() -> None:
     page = report.page(hostile(figures(), '\u202e"<a>\x1b'), b"")
     assert r"\u202e&#34;&lt;a&gt;\x1b" in page
-    assert not {"\u202e", "\x1b"} & {*page.replace(report_page._library(), "")}
+    assert not {"\u202e", "\x1b"} & {*page.replace(report._library(), "")}
 
 
 def test_label_in_a_picture_is_no_formula() -> None:

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The points of a sweep: each budget at each precision, exported and scored."""
+"""The points of a sweep: each budget at each precision, exported and scored.
 
+That happens in worker processes, which run `main`; a half that is done already is skipped.
+"""
+
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from saccade.core.errors import SaccadeError
-from saccade.core.files import sha256_of
+from saccade.core.files import sha256_of, write_atomically
 from saccade.core.progress import Advance
 from saccade.core.schema import typed
 from saccade.core.worker import WorkerEnded, each_alone
@@ -21,14 +25,75 @@ from saccade.exporter.artefact.variant import (
     default_model_name,
     variant_name,
 )
+from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.tasks import EvaluateOptions
+from saccade.exporter.export import export
+from saccade.exporter.export_options import ExportOptions
 from saccade.exporter.graph.trial import refuse_untried
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.scores.results import EvaluationResult, Score
-from saccade.serving.bench.sweep.options import SweepOptions
-from saccade.serving.bench.sweep.point_process import PointTask, Refusal
+from saccade.serving.bench.options import SweepOptions
 from saccade.serving.bench.sweep.state import Point, SweepFolder, link
 
-_PROCESS = "saccade.serving.bench.sweep.point_process"
+
+@dataclass(frozen=True)
+class PointTask:
+    """A point to export and score, and the folder for its files."""
+
+    checkpoint: str
+    name: str | None
+    slots: str | None
+    evaluation: EvaluateOptions
+    place: str
+    budget: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a point was refused and at which stage; both are empty if it passed."""
+
+    stage: str = ""
+    reason: str = ""
+
+
+def main(task: PointTask) -> Refusal:
+    """Do what is missing. A refusal of the point is an answer; any other error is raised."""
+    place = Path(task.place)
+    folder, score = place / "export", place / "score.json"
+    stage = "export"
+    try:
+        if not folder.exists():
+            options = ExportOptions(
+                folder,
+                name=task.name,
+                budget=(task.budget,),
+                slots=Path(task.slots) if task.slots else None,
+                precision=(task.precision,),
+            )
+            export(Path(task.checkpoint), options)
+        stage = "score"
+        if not score.exists():
+            (result,) = evaluate(folder, task.evaluation).results
+            write_atomically(score, json.dumps(as_json(result)).encode())
+    except SaccadeError as error:
+        if isinstance(error.__cause__, OSError):  # a full disk says nothing about the point
+            raise
+        return Refusal(stage, str(error))
+    return Refusal()
+
+
+def as_json(result: EvaluationResult) -> dict[str, Any]:
+    """Return a score with each sample's value, as a sweep stores it."""
+    return {**asdict(result), "samples": [float(value) for value in result.samples]}
+
+
+def read_result(content: dict[str, Any]) -> EvaluationResult:
+    """Read what `as_json` returned."""
+    scores = typed(tuple[Score, ...], content["scores"], "score.json: ")
+    return EvaluationResult(
+        **{**content, "scores": scores, "samples": np.asarray(content["samples"])}
+    )
 
 
 @dataclass(frozen=True)
@@ -88,21 +153,15 @@ def prepare(
             checkpoint=str(checkpoint.path),
             name=options.name,
             slots=str(options.slots) if options.slots else None,
-            data=options.data,
-            split=options.split,
-            task=options.task,
-            limit=options.limit,
-            runtime=options.runtime,
-            op_library=options.op_library,
+            evaluation=options.evaluation(),
             place=str(state.place(point)),
-            folder=str(state.exported(point)),
             budget=point.budget,
             precision=point.precision,
         )
         for name, point in missing.items()
     }
     crashed = {}
-    for name, outcome in each_alone(_PROCESS, tasks, Refusal, at_a_time=options.processes):
+    for name, outcome in each_alone(__name__, tasks, Refusal, at_a_time=options.processes):
         if not isinstance(outcome, Refusal):
             crashed[name] = outcome
         elif outcome.reason:
@@ -140,14 +199,6 @@ def ready_points(state: SweepFolder, points: Sequence[Point]) -> list[ReadyPoint
             "after the sweep had started. Start again with --force."
         )
     return ready
-
-
-def read_result(content: dict[str, Any]) -> EvaluationResult:
-    """Read what `point_process.as_json` wrote."""
-    scores = typed(tuple[Score, ...], content["scores"], "score.json: ")
-    return EvaluationResult(
-        **{**content, "scores": scores, "samples": np.asarray(content["samples"])}
-    )
 
 
 def collected(state: SweepFolder, ready: Sequence[ReadyPoint]) -> ArtefactFolder:

@@ -14,7 +14,6 @@ from saccade.core.leftovers import temporary_folder
 from saccade.core.machine import Machine, this_machine
 from saccade.core.progress import Report, bar, progress_of, reporting
 from saccade.core.verbosity import note
-from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.variant import check_budgets
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.evaluated_model import subjects_of_folder
@@ -23,12 +22,11 @@ from saccade.exporter.runtimes.runtime import BuildOptions, Runtime, build, runt
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.data.options import loaded_once
 from saccade.models.sparo.select import selected_checkpoint
-from saccade.plugins.contract import Ops
 from saccade.serving.bench import report
 from saccade.serving.bench.bench import BenchReport
 from saccade.serving.bench.measurement import by_cost, content
+from saccade.serving.bench.options import SweepOptions
 from saccade.serving.bench.report_examples import shown_examples
-from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.points import (
     ReadyPoint,
     collected,
@@ -37,7 +35,7 @@ from saccade.serving.bench.sweep.points import (
     ready_points,
 )
 from saccade.serving.bench.sweep.state import Failure, Point, SweepFolder, link, open_repository
-from saccade.serving.bench.sweep.turns import Turns, measurement_of
+from saccade.serving.bench.sweep.turns import Turns
 from saccade.serving.bench.workload import measured_runtime
 
 _TRIED_SAMPLES = 16  # samples of the data to try before anything is exported
@@ -45,12 +43,10 @@ _TRIED_SAMPLES = 16  # samples of the data to try before anything is exported
 _FREE = ("out", "jobs", "retry", "force", "slots", "budget", "precision", "engine", "name")
 
 
-@dataclass(frozen=True)
-class SweepReport:
-    """Results of a sweep, and the points that failed."""
+@dataclass(frozen=True, kw_only=True)
+class SweepReport(BenchReport):
+    """Results of a sweep in its folder, and the points that failed."""
 
-    folder: Path
-    full: dict[str, Any]
     failures: tuple[Failure, ...]
 
     @property
@@ -60,12 +56,7 @@ class SweepReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures without the raw samples."""
-        content = BenchReport(self.folder / "report", self.full).to_dict()
-        return {**content, "folder": str(self.folder), "artefacts": str(self.folder / "artefacts")}
-
-    def to_text(self) -> Any:
-        """Return the tables for a terminal."""
-        return BenchReport(self.folder / "report", self.full).to_text()
+        return {**super().to_dict(), "artefacts": str(self.folder / "artefacts")}
 
 
 def sweep(
@@ -88,7 +79,8 @@ def sweep(
     machine = this_machine(runtime.label())
     points = points_of(loaded, options)
     if options.slots:
-        _try_slots(loaded, options.slots)
+        with temporary_folder("slots") as temporary:
+            selected_checkpoint(loaded, options.slots, temporary / "selected.safetensors")
     begun = SweepFolder(options.out)
     if options.force or not any(begun.place(point).exists() for point in points):
         _try_data(loaded, options)
@@ -142,34 +134,16 @@ def _swept(
             "\n".join(("no point of the sweep passed, so nothing was measured.", *reasons))
         )
     folder = collected(state, ready)  # without the points that failed during the measurement
-    full, entries = _assembled(state, ready, options, machine)
-    models = subjects_of_folder(folder, runtime_named(options.runtime), kernels=options.op_library)
-    results = {one.variant.name: one.result for one in ready}
-    asked = options.evaluation(ready[0].result.data)
-    full["examples"] = shown_examples(models, asked, results)
-    full |= {"failed": [asdict(failure) for failure in failures], "engines": engines}
-    with new_folder(state.report, force=True) as out:
-        report.write_report(full, out)
-    folder.merge(entries)
-    return SweepReport(state.path, full, tuple(failures))
-
-
-def _assembled(
-    state: SweepFolder, ready: Sequence[ReadyPoint], options: SweepOptions, machine: Machine
-) -> tuple[dict[str, Any], tuple[FrontierEntry, ...]]:
-    """Return the report, and the frontier's entries with `dominated_by` set."""
-    ops: Ops = "kernels" if options.op_library else "bodies"
-    measured = [measurement_of(state, one, options, served=options.server) for one in ready]
-    entries = [one.entry(machine, ops) for one in measured]
-    costs = {entry.variant: one.costs(entry) for one, entry in zip(measured, entries, strict=True)}
-    values = {one.variant.name: one.result.samples for one in ready}
-    marked, dominated = by_cost(entries, costs, values)
-    versions = {
+    measured = [turns.measurement(one, machine, served=options.server) for one in ready]
+    costs = {one.variant.name: one.costs(one.entry) for one in measured}
+    values = {one.variant.name: one.result.samples for one in measured}
+    entries, dominated = by_cost([one.entry for one in measured], costs, values)
+    servers = {
         state.finished(one.point, f"served-{options.rounds - 1}")["server"]
         for one in ready
         if options.server
     }
-    full = content(measured, marked, options, machine, ", ".join(sorted(versions)) or None)
+    full = content(measured, entries, options, ", ".join(sorted(servers)) or None)
     for variant in full["variants"]:
         name = variant["variant"]
         variant["costs"] = {cost: asdict(figure) for cost, figure in costs[name].items()}
@@ -177,7 +151,15 @@ def _assembled(
             variant["costs"][cost]["dominated_by"] = rivals[name]
     # The date of the last measurement, not of this run: a finished sweep may be repeated.
     full["date"] = datetime.fromtimestamp(state.last_written, UTC).isoformat(timespec="seconds")
-    return full, marked
+    models = subjects_of_folder(folder, runtime_named(options.runtime), kernels=options.op_library)
+    results = {one.variant.name: one.result for one in measured}
+    scored = options.evaluation(ready[0].result.data)
+    full["examples"] = shown_examples(models, scored, results)
+    full |= {"failed": [asdict(failure) for failure in failures], "engines": engines}
+    with new_folder(state.report, force=True) as out:
+        report.write_report(full, out)
+    folder.merge(entries)
+    return SweepReport(state.path, full, failures=tuple(failures))
 
 
 def _identity(
@@ -193,11 +175,6 @@ def _identity(
         "device": machine.device,
         "runtime": machine.runtime,
     }
-
-
-def _try_slots(checkpoint: Checkpoint, slots: Path) -> None:
-    with temporary_folder("slots") as temporary:
-        selected_checkpoint(checkpoint, slots, temporary / "selected.safetensors")
 
 
 def _try_data(checkpoint: Checkpoint, options: SweepOptions) -> None:

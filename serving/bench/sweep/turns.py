@@ -6,7 +6,7 @@ does not repeat a finished turn.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -16,7 +16,8 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.core.machine import Machine
-from saccade.core.progress import Advance
+from saccade.core.progress import Advance, silent
+from saccade.core.schema import typed
 from saccade.core.worker import Worker, WorkerEnded
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import VariantFiles
@@ -26,11 +27,11 @@ from saccade.exporter.runtimes.runtime import Runtime, loaded, ops_of, runtime_n
 from saccade.plugins.contract import Ops
 from saccade.serving.bench import in_process, served
 from saccade.serving.bench.in_process import Calls, InProcessLoad
-from saccade.serving.bench.load import LoadResult, StreamResult
-from saccade.serving.bench.measurement import Measurement
-from saccade.serving.bench.servers import ServerUnderLoad, by_precision, server_under_load
+from saccade.serving.bench.load import LoadResult
+from saccade.serving.bench.measurement import Measurement, Windows
+from saccade.serving.bench.options import SweepOptions
+from saccade.serving.bench.served import ServerUnderLoad, by_precision, server_under_load
 from saccade.serving.bench.sweep.memory_process import BATCH, MemoryTask, ResidentMemory
-from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.points import ReadyPoint
 from saccade.serving.bench.sweep.state import SweepFolder
 from saccade.serving.bench.work import OpenVariant, Threads, counts, share_of
@@ -48,7 +49,6 @@ class Turns:
     ready: Sequence[ReadyPoint]
     options: SweepOptions
     _opened: dict[str, OpenVariant] = field(default_factory=dict)
-    _inputs: dict[str, Inputs] = field(default_factory=dict)
 
     @property
     def left(self) -> list[ReadyPoint]:
@@ -66,52 +66,62 @@ class Turns:
         manifests = [part for one in self.ready for part in one.variant.components.values()]
         return ops_of(self.runtime, manifests, kernels=self.options.op_library)
 
-    def inputs(self, ready: ReadyPoint) -> Inputs:
-        """Return the inputs of a variant by role."""
-        name, data = ready.variant.name, self.options.data or ready.result.data
-        if name not in self._inputs:
-            self._inputs[name] = inputs_of(ready.variant, data, DISTINCT_REQUESTS)
-        return self._inputs[name]
-
     def opened(self, ready: ReadyPoint) -> OpenVariant:
         """Return a variant with the threads to serve with, whose number is measured once."""
         name = ready.variant.name
         if name not in self._opened:
             share = share_of(self.folder.variants, self.runtime)
             runners = self._load(ready.variant, share)
-            opened = OpenVariant(ready.variant, self.inputs(ready), runners, self._load)
+            opened = OpenVariant(ready.variant, self._inputs(ready), runners, self._load)
 
             def rates() -> dict[str, Any]:
                 measured = opened.rates(counts(self.runtime, share))
                 return {"share": share, "rates": {role: own for (_, role), own in measured.items()}}
 
             self.state.piece(ready.point, "threads", rates)
-            self._opened[name] = opened.with_threads(threads_of(self.state, ready))
+            self._opened[name] = opened.with_threads(self._threads(ready))
         return self._opened[name]
+
+    def _inputs(self, ready: ReadyPoint) -> Inputs:
+        """Return the inputs of a variant by role."""
+        data = self.options.data or ready.result.data
+        return inputs_of(ready.variant, data, DISTINCT_REQUESTS)
 
     def _load(self, variant: VariantFiles, threads: int) -> dict[str, Runner]:
         parts = variant.components.values()
         return loaded(self.runtime, self.folder, parts, self.ops, threads=threads)
+
+    def _threads(self, ready: ReadyPoint) -> Threads:
+        """Return what was stored of a variant by number of threads."""
+        content = self.state.finished(ready.point, "threads")
+        rates = {
+            (ready.variant.name, role): {int(count): rate for count, rate in own.items()}
+            for role, own in content["rates"].items()
+        }
+        return Threads(content["share"], rates)
+
+    def _piece(self, ready: ReadyPoint, name: str, make: Callable[[], dict[str, Any]]) -> None:
+        """Make and store a piece of a point that did not fail; a refusal fails this point alone."""
+        if self.state.failure(ready.point) is None:
+            try:
+                self.state.piece(ready.point, name, make)
+            except SaccadeError as error:
+                self.state.fail(ready.point, "measure", str(error))
 
     def measure_in_process(self, advance: Advance) -> None:
         """Measure speed at each batch size, and memory, once per round."""
         for turn in range(self.options.rounds):
             for one in self.ready:
                 advance(1, f"{one.variant.name} in process")
-                if self.state.failure(one.point):
-                    continue
-                try:
-                    self.state.piece(one.point, f"memory-{turn}", partial(self._memory, one))
-                    self.state.piece(one.point, f"in-process-{turn}", partial(self._calls, one))
-                except SaccadeError as error:
-                    self.state.fail(one.point, "measure", str(error))
+                self._piece(one, f"memory-{turn}", partial(self._memory, one))
+                self._piece(one, f"in-process-{turn}", partial(self._calls, one))
 
     def _calls(self, ready: ReadyPoint) -> dict[str, Any]:
         measured = in_process.measure(
             {work.role: work for work in self.opened(ready).works},
             seconds=self.options.window_s * IN_PROCESS_SHARE,
             rounds=1,
-            advance=lambda *_, **__: None,
+            advance=silent,
         )
         return {
             role: {str(size): asdict(calls) for size, calls in load.calls.items()}
@@ -121,7 +131,7 @@ class Turns:
     def _memory(self, ready: ReadyPoint) -> dict[str, Any]:
         inputs = {
             role: {name: _file(values[:BATCH]) for name, values in arrays.items()}
-            for role, arrays in self.inputs(ready).items()
+            for role, arrays in self.opened(ready).inputs.items()
         }
         task = MemoryTask(str(ready.folder.path), inputs, self.options.runtime, self.ops)
         try:
@@ -135,32 +145,24 @@ class Turns:
 
     def measure_served(self, machine: Machine, advance: Advance) -> None:
         """Measure every variant that is left through a server, once per round."""
-        state, options, left = self.state, self.options, self.left
-        names = [f"served-{turn}" for turn in range(options.rounds)]
-        if all(state.read(one.point, name) for one in left for name in names):
-            advance(options.rounds * len(left))
+        left, rounds = self.left, range(self.options.rounds)
+        if all(self.state.read(one.point, f"served-{turn}") for one in left for turn in rounds):
+            advance(len(rounds) * len(left))
             return
         with ExitStack() as stack:
             running = self._servers(left, machine, stack)
-            for turn, name in enumerate(names):
-                order = np.random.default_rng(options.seed + turn).permutation(len(left))
+            for turn in rounds:
+                order = np.random.default_rng(self.options.seed + turn).permutation(len(left))
                 for one in (left[index] for index in order):
                     advance(1, f"{one.variant.name} through a server")
-                    if state.failure(one.point):
-                        continue
-                    server = running[one.point.precision]
-                    try:
-                        state.piece(one.point, name, partial(self._served, server, one, turn))
-                    except ServerFailed as error:
-                        state.fail(one.point, "measure", str(error))
+                    self._piece(one, f"served-{turn}", partial(self._served, running, one, turn))
 
     def _servers(
         self, left: Sequence[ReadyPoint], machine: Machine, stack: ExitStack
     ) -> dict[str, ServerUnderLoad]:
         """Start one server per precision; if a server does not start, its points fail."""
         running: dict[str, ServerUnderLoad] = {}
-        inside = [measurement_of(self.state, one, self.options, served=False) for one in left]
-        entries = [one.entry(machine, self.ops) for one in inside]
+        entries = [self.measurement(one, machine, served=False).entry for one in left]
         name, kernels = self.options.runtime, self.ops == "kernels"
         for precision, part in by_precision(self.folder.variants, entries).items():
             try:
@@ -173,22 +175,43 @@ class Turns:
                         self.state.fail(one.point, "measure", str(error))
         return running
 
-    def _served(self, server: ServerUnderLoad, ready: ReadyPoint, turn: int) -> dict[str, Any]:
-        options = self.options
+    def _served(
+        self, running: dict[str, ServerUnderLoad], ready: ReadyPoint, turn: int
+    ) -> dict[str, Any]:
+        options, server = self.options, running[ready.point.precision]
         streams = served.streams(server.url, self.opened(ready).works, options.concurrency)
-        windows = served.Windows()
-        server.measure(
-            streams,
-            windows,
-            seconds=options.window_s,
-            seed=options.seed + turn,
-            advance=lambda *_, **__: None,
-        )
+        windows, seed = Windows(), options.seed + turn
+        server.measure(streams, windows, seconds=options.window_s, seed=seed, advance=silent)
         points = [
             {"role": role, "point": point, **asdict(window)}
             for (_, role, point), (window,) in windows.items()
         ]
         return {"server": server.version, "points": points}
+
+    def measurement(self, ready: ReadyPoint, machine: Machine, *, served: bool) -> Measurement:
+        """Return what was stored of all rounds, without batch sizes that one round left out."""
+        threads, turns = self._threads(ready), range(self.options.rounds)
+
+        def stored(name: str) -> list[dict[str, Any]]:
+            return [self.state.finished(ready.point, f"{name}-{turn}") for turn in turns]
+
+        rounds, inside = stored("in-process"), {}
+        for role, first in rounds[0].items():
+            key = ready.variant.name, role
+            calls = {
+                int(size): _joined([Calls(**one[role][size]) for one in rounds])
+                for size in first
+                if all(size in one[role] for one in rounds)
+            }
+            inside[role] = InProcessLoad(calls, threads.of(key), threads.rates[key])
+        windows: dict[tuple[str, str], list[LoadResult]] = {}
+        for one in stored("served") if served else ():
+            for point in one["points"]:
+                place = point.pop("role"), point.pop("point")
+                windows.setdefault(place, []).append(typed(LoadResult, point, "a window: "))
+        return Measurement(
+            ready.variant, ready.result, inside, machine, self.ops, windows, stored("memory")
+        )
 
 
 def _file(values: np.ndarray) -> bytes:
@@ -197,38 +220,7 @@ def _file(values: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def threads_of(state: SweepFolder, ready: ReadyPoint) -> Threads:
-    """Return what was stored of a variant by number of threads."""
-    content = state.finished(ready.point, "threads")
-    rates = {
-        (ready.variant.name, role): {int(count): rate for count, rate in own.items()}
-        for role, own in content["rates"].items()
-    }
-    return Threads(content["share"], rates)
-
-
-def measurement_of(
-    state: SweepFolder, ready: ReadyPoint, options: SweepOptions, *, served: bool
-) -> Measurement:
-    """Return what was stored of all rounds; a batch size that one round left out is left out."""
-    threads, turns, inside = threads_of(state, ready), range(options.rounds), {}
-    rounds = [state.finished(ready.point, f"in-process-{turn}") for turn in turns]
-    for role in rounds[0]:
-        key = ready.variant.name, role
-        sizes = [size for size in rounds[0][role] if all(size in one[role] for one in rounds)]
-        calls = {int(size): _joined([Calls(**one[role][size]) for one in rounds]) for size in sizes}
-        inside[role] = InProcessLoad(calls, threads.of(key), threads.rates[key])
-    windows: dict[tuple[str, str], list[LoadResult]] = {}
-    for turn in turns if served else ():
-        for one in state.finished(ready.point, f"served-{turn}")["points"]:
-            place = one.pop("role"), one.pop("point")
-            streams = {name: StreamResult(**seen) for name, seen in one.pop("streams").items()}
-            windows.setdefault(place, []).append(LoadResult(streams=streams, **one))
-    memory = [state.finished(ready.point, f"memory-{turn}") for turn in turns]
-    return Measurement(ready.variant, ready.result, inside, windows, memory)
-
-
 def _joined(rounds: Sequence[Calls]) -> Calls:
     seconds = [seconds for one in rounds for seconds in one.seconds]
-    rates = [one.inferences_per_second for one in rounds]
+    rates = [round(one.inferences_per_second, 2) for one in rounds]
     return Calls(rounds[0].batch, seconds, sum(one.core_s for one in rounds), rates)

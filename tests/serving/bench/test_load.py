@@ -13,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import numpy as np
 import pytest
+from open_load import Arrivals, OpenLoad, quantiles, with_timeout
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from saccade.core.errors import ServerFailed
 from saccade.core.machine import cpu_seconds, family_of, memory_mib
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
-from saccade.serving.bench.open_load import Arrivals, OpenLoad, quantiles, with_timeout
-from saccade.serving.bench.served import encoded_request, point_of, tensor_request
+from saccade.serving.bench.load_requests import encoded_request, tensor_request
+from saccade.serving.bench.measurement import point_of
 
 DELAY_S, DYING_S = 0.02, 1.0
 
@@ -193,14 +194,6 @@ def test_open_load_tells_refusals_apart(fake):
     assert result.first_errors == {"UNAVAILABLE": "the queue of failing is full"}
     assert quantiles(result.answered_ms) is None
     assert quantiles(result.failed_ms["UNAVAILABLE"])["p50"] > 0
-
-
-def test_open_load_says_when_its_process_ended(fake):
-    with (
-        OpenLoad(fake[1]) as load,
-        pytest.raises(ServerFailed, match=r"stopped \(exit code 1\).*ZeroDivisionError"),
-    ):
-        load.run(Arrivals((b"",), rate=0, seconds=1, deadline_s=1))
 
 
 def test_memory_of_processes():

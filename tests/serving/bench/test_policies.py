@@ -37,12 +37,12 @@ from saccade.exporter.policy.certify import MissingCertificate
 from saccade.exporter.policy.policy import texts_sha256
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.data.datasets import HELD_OUT
-from saccade.serving.bench import in_process, policy_works, running
-from saccade.serving.bench.figures import sentence
+from saccade.serving.bench import in_process, policies, running
+from saccade.serving.bench.figures import words
 from saccade.serving.bench.in_process import Calls, sample
+from saccade.serving.bench.measurement import ratio
 from saccade.serving.bench.options import BenchOptions
-from saccade.serving.bench.policies import ratio
-from saccade.serving.bench.policy_works import Classified, PolicyWorks, ends_of
+from saccade.serving.bench.policies import PolicyWorks, classified, ends_of, policy_works
 from saccade.serving.client.texts import Labelling
 from saccade.serving.commands import demo
 from saccade.serving.commands.explore.frontier_chart import chart, measured
@@ -59,7 +59,7 @@ def test_rows_that_are_sure_leave_and_only_the_others_go_on():
     given = work.run({"row": np.array([4, 0, 3, 1])})
     assert seen == [4, 2]
     assert given["step"].tolist() == [1, 0, 1, 0] and given["class"].tolist() == [1, 0, 1, 1]
-    ends = ends_of(work, Classified({HALF: SMALL, FULL: LARGE}, LABELS, "d", "s"))
+    ends = ends_of(work, classified({HALF: SMALL, FULL: LARGE}, LABELS, "d", "s"))
     assert ends.tolist() == [0, 0, 0, 1, 1]
     seen.clear()
     work.run({"row": np.array([0, 1])})
@@ -101,7 +101,7 @@ def folder(tmp_path):
 
 
 def of_folder(folder: Path, models: Any, options: EvaluateOptions) -> PolicyWorks:
-    return policy_works.policy_works(ArtefactFolder(folder), models, ORT, options, {})
+    return policy_works(ArtefactFolder(folder), models, ORT, options, {})
 
 
 def left_out(folder: Path) -> dict[str, str]:
@@ -167,12 +167,12 @@ def test_a_policy_of_other_labels_is_left_out_with_the_reason(folder, monkeypatc
             assert given[2] == HELD_OUT  # the samples that were scored, which are loaded already
             return decider
 
-        monkeypatch.setattr(policy_works, "imported", lambda _: decide)
+        monkeypatch.setattr(policies, "imported", lambda _: decide)
         return of_folder(folder, models, EvaluateOptions("d"))
 
     works = of_labels(labels[::-1])
     assert [work.policy.name for work in works.works] == ["auto"] and not works.left_out
-    assert works.answered is not None and works.answered.labelling == Labelling(
+    assert works.answers is not None and works.answers.labelling == Labelling(
         labels[::-1], templates
     )
     works = of_labels(("one", "two", "four"))
@@ -305,9 +305,9 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_sentence_says_what_was_measured_and_no_more(case):
     changes, said, unsaid = CASES[case]
-    text = sentence({**measured_policy(), **changes})
-    assert all(words in text for words in said), text
-    assert not any(words in text for words in unsaid), text
+    text = words("policy", {**measured_policy(), **changes})
+    assert all(part in text for part in said), text
+    assert not any(part in text for part in unsaid), text
 
 
 class FakeClient:

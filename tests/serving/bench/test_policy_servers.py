@@ -19,17 +19,17 @@ pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import Ratio
 from saccade.exporter.artefact.manifest import VariantFiles
-from saccade.serving.bench import served, servers
+from saccade.serving.bench import served
 from saccade.serving.bench.load import LoadResult, Stream, StreamResult
-from saccade.serving.bench.measurement import grpc_of
+from saccade.serving.bench.measurement import grpc_of, windows_of
 from saccade.serving.bench.options import BenchOptions
-from saccade.serving.bench.policies import with_served
-from saccade.serving.bench.policy_works import (
-    Classified,
+from saccade.serving.bench.policies import (
     PolicyWork,
     PolicyWorks,
     ServedPolicies,
+    classified,
     served_policies_of,
+    with_served,
 )
 from saccade.serving.bench.stopping import Deadline
 from saccade.serving.bench.work import Work
@@ -62,7 +62,7 @@ SEVERAL: dict[str, tuple[tuple[Any, ...], Labelling | None, bool]] = {
 @pytest.mark.parametrize("case", SEVERAL)
 def test_the_full_model_is_measured_beside_policies_that_its_own_requests_are_not(case):
     variants, labelling, alone = SEVERAL[case]
-    works = PolicyWorks((served_chain(),), Classified({}, LABELS, "d", "s", labelling))
+    works = PolicyWorks((served_chain(),), classified({}, LABELS, "d", "s", labelling))
     followed = served_policies_of(works, variants)
     assert followed.works == works.works and followed.labelling == labelling
     assert [policy.name for policy in followed.followed.routes] == ["auto"]
@@ -88,7 +88,7 @@ class FakeServer:
     def __init__(self, folder: Any, policies: Any) -> None:
         self.url, self.version = "here", "triton 0"
         self.variants = {one.name for one in folder.variants}
-        self.policies = [one.name for one in policies.routes]
+        self.policies = [one.name for one in policies.followed.routes]
         self.measured: set[str] = set()
         self.asked: dict[str, tuple[bytes, ...]] = {}
 
@@ -124,10 +124,10 @@ def test_precisions_have_a_server_each_and_their_policies_another(tmp_path, monk
         asked.append(message)
         return {"variant": [HALF.encode()], "logits": 1.02 * SMALL[:1]}  # as int8 may differ
 
-    monkeypatch.setattr(servers, "server_under_load", started)
+    monkeypatch.setattr(served, "server_under_load", started)
     monkeypatch.setattr(served, "streams", streams_of)
     monkeypatch.setattr(served, "ask", ask)
-    policies = PolicyWorks((served_chain(),), Classified({}, LABELS, "d", "s"))
+    policies = PolicyWorks((served_chain(),), classified({}, LABELS, "d", "s"))
     works = {one.name: [work_of(one)] for one in whole.variants}
     workload: Any = SimpleNamespace(
         folder=whole,
@@ -141,7 +141,7 @@ def test_precisions_have_a_server_each_and_their_policies_another(tmp_path, monk
         frontier_entry(one.name, one.sha256, precision=precision_of(one)) for one in whole.variants
     )
     options = BenchOptions(Path("out"), rounds=2, concurrency=(1, 4))
-    _, windows = servers.through_servers(workload, entries, options, lambda *_: None)
+    _, windows = served.through_servers(workload, entries, options, lambda *_: None)
     assert [server.variants for server in started_servers] == [{FULL}, {HALF}, {FULL, HALF}]
     assert [server.policies for server in started_servers] == [[], [], ["auto"]]
     assert [server.measured for server in started_servers] == [
@@ -151,7 +151,7 @@ def test_precisions_have_a_server_each_and_their_policies_another(tmp_path, monk
     ]
     # A budget would choose the faster of two precisions.
     assert all(b"max_risk" in message for message in started_servers[-1].asked["full model"])
-    own, full = (grpc_of(served.windows_of(windows, name)) for name in ("policy auto", served.FULL))
+    own, full = (grpc_of(windows_of(windows, name)) for name in ("policy auto", "full model"))
     assert full is not None and set(full) == {f"router_concurrency_{n}" for n in (1, 4)}
     assert with_served(entry(), own, full).times_full_served == Ratio(3.0, (3.0, 3.0))
     assert all(b"policy" in message and b"auto" in message for message in asked)

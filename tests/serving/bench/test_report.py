@@ -14,7 +14,7 @@ from report_figures import figures, file, point, with_examples, with_policies
 
 from saccade.core.errors import SaccadeError
 from saccade.serving.bench import report
-from saccade.serving.bench.figures import throughput_of
+from saccade.serving.bench.figures import throughput_of, words
 from saccade.serving.bench.picture import frontier_png
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install '.[bench]'")
@@ -55,16 +55,16 @@ def test_without_a_server_the_report_says_so(full, tmp_path):
     assert "gRPC x" not in (tmp_path / "report.html").read_text()
 
 
-def test_a_busy_machine_and_rounds_that_differ_are_in_the_head(full):
-    assert "Noisy" not in report.summary(full)
+def test_a_busy_machine_and_rounds_that_differ_are_in_the_head(full: dict[str, Any]) -> None:
+    assert "Noisy" not in words("summary", full)
     full["machine"] |= {"load_average": 6.24, "cores": 2}
-    assert "load average was 6.2 on 2 cores at the start" in report.summary(full)
+    assert "load average was 6.2 on 2 cores at the start" in words("summary", full)
     assert "load average was 6.2" in rendered(report.render(full))
     full["machine"]["load_average"] = 0.4
     full["variants"][1]["grpc"]["concurrency_16"]["inferences_per_second_rounds"] = [300, 480]
-    assert "rounds of one variant differ by up to 1.6 times" in report.summary(full)
+    assert "rounds of one variant differ by up to 1.6 times" in words("summary", full)
     full["variants"][1]["grpc"]["concurrency_16"]["inferences_per_second_rounds"] = [390, 410]
-    assert "Noisy" not in report.summary(full)
+    assert "Noisy" not in words("summary", full)
 
 
 def test_policies_are_beside_the_fixed_budgets(full, tmp_path):

@@ -23,7 +23,7 @@ from report_figures import (
 
 from saccade.core.errors import MissingPackage
 from saccade.exporter.evaluation.examples import chosen_samples
-from saccade.serving.bench import report, report_page
+from saccade.serving.bench import report
 from saccade.serving.bench.report_charts import STAGES, charts
 from saccade.serving.bench.report_examples import focused
 
@@ -84,7 +84,7 @@ def full() -> dict[str, Any]:
 
 def own(page: str) -> str:
     """The page without plotly.js."""
-    library = report_page._library()
+    library = report._library()
     assert page.count(library) == 1
     return page.replace(library, "")
 
@@ -270,7 +270,7 @@ def test_without_plotly_the_extra_is_named(full: dict[str, Any], monkeypatch) ->
     def missing(name: str, *, extra: str) -> None:
         raise MissingPackage(name, extra)
 
-    report_page._library.cache_clear()
-    monkeypatch.setattr(report_page, "require", missing)
+    report._library.cache_clear()
+    monkeypatch.setattr(report, "require", missing)
     with pytest.raises(MissingPackage):
         report.page(full, PNG)

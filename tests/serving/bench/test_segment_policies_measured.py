@@ -26,10 +26,14 @@ from saccade.exporter.evaluation.segmentation import painted_segments
 from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.scores.results import EvaluationResult, bootstrap
-from saccade.serving.bench import policy_works as policy_works_module
 from saccade.serving.bench.in_process import Calls, InProcessLoad
-from saccade.serving.bench.policies import entry_of_policy
-from saccade.serving.bench.policy_works import PolicyWorks, Segmented, ends_of, policy_works
+from saccade.serving.bench.policies import (
+    PolicyWorks,
+    ends_of,
+    entry_of_policy,
+    of_segmenters,
+    policy_works,
+)
 
 FULL, SMALL = "slot-attention-t2-fp32", "slot-attention-t1-fp32"
 ORT = runtime_named("onnxruntime")
@@ -75,32 +79,32 @@ def options_of(folder: Path, case: str) -> EvaluateOptions:
 @pytest.mark.parametrize("case", CASES)
 def test_the_figures_are_those_of_the_scored_samples(case, folder, models):
     works, results = measured(folder, models, options_of(folder, case))
-    assert not works.left_out and isinstance(works.answered, Segmented)
+    assert not works.left_out and works.answers
     (work,) = works.works
-    ends = ends_of(work, works.answered)
+    ends = ends_of(work, works.answers)
     count = len(results[FULL].samples)
     assert len(ends) == count and 0 < ends.sum() < count
     full: Any = SimpleNamespace(runtime="onnxruntime 1", device="here", ops=None)
     speed = InProcessLoad({1: Calls(1, [0.01, 0.01], rounds=[100.0, 50.0])})
     speeds = {(FULL, ""): speed, work.key: speed}
-    entry = entry_of_policy(work, works.answered, results[FULL], speeds, full)
+    entry = entry_of_policy(work, works.answers, results[FULL], speeds, full)
     scores = np.where(ends == 0, results[SMALL].samples, results[FULL].samples)
     first = results[FULL].scores[0]
     assert (entry.score.name, entry.score.unit, entry.score.n) == (first.name, first.unit, count)
     assert entry.score.value == pytest.approx(scores.mean(), abs=1e-5)
     assert entry.score.interval == pytest.approx(bootstrap(scores), abs=1e-5)
     assert entry.gain == pytest.approx((scores - results[FULL].samples).mean(), abs=1e-5)
-    ari = works.answered.agreement[FULL, SMALL]
+    ari = works.answers.agreement[FULL, SMALL]
     assert entry.agreement == pytest.approx(np.where(ends == 0, ari >= 0.95, True).mean(), abs=1e-5)
-    assert (works.answered.agreement[FULL, FULL] == 1).all()
+    assert (works.answers.agreement[FULL, FULL] == 1).all()
     assert entry.steps[0].share == pytest.approx((ends == 0).mean(), abs=1e-5)
     assert entry.min_ari == 0.95
     # A calibration on images alone was on all of them, and on generated scenes also on these.
     assert entry.calibrated == (case == "images alone")
     for split, known in {"test": True, "validation": case == "images alone", "all": True}.items():
-        content = replace(work.content, data=works.answered.data, split=split)
+        content = replace(work.content, data=works.answers.data, split=split)
         again = replace(work, content=content)
-        found = entry_of_policy(again, works.answered, results[FULL], speeds, full)
+        found = entry_of_policy(again, works.answers, results[FULL], speeds, full)
         assert found.calibrated == known, split
 
 
@@ -108,7 +112,7 @@ def test_rows_leave_as_the_confidence_of_all_samples_says(folder, models):
     options = options_of(folder, "images alone")
     works, _ = measured(folder, models, options)
     (work,) = works.works
-    assert isinstance(works.answered, Segmented)
+    assert works.answers
     given = work.run(work.inputs)
     assert len(given["step"]) == SCORED
     single = work.run({name: array[:1] for name, array in work.inputs.items()})
@@ -136,15 +140,12 @@ def test_policies_that_are_compared_with_different_full_models(folder, models):
     works, _ = measured(folder, models, options)
     (work,) = works.works
     other = replace(work.content, full=SMALL)
-    found = {
-        name: policy_works_module.FoundPolicy(work.policy, content, folder)
-        for name, content in {"auto": work.content, "other": other}.items()
-    }
+    found = {"auto": (work.policy, work.content), "other": (work.policy, other)}
     scored = painted_segments(models[0], options)
-    both, answered = policy_works_module._segmented(found, models, scored, {}, 0)
-    assert len(both) == 2
-    assert (answered.agreement[SMALL, FULL] == answered.agreement[FULL, SMALL]).all()
-    assert answered.same(SMALL, other).all()
+    both = of_segmenters(found, models, scored, {}, 0)
+    assert len(both.works) == 2 and both.answers
+    assert (both.answers.agreement[SMALL, FULL] == both.answers.agreement[FULL, SMALL]).all()
+    assert both.answers.same(SMALL, other).all()
 
 
 def test_images_are_painted_by_the_decoder_if_no_output_has_them(folder, models):

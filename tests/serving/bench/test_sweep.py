@@ -24,10 +24,9 @@ from saccade.core.worker import WorkerEnded
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import read_frontier
 from saccade.serving.bench.bench import bench
-from saccade.serving.bench.options import BenchOptions
-from saccade.serving.bench.sweep import point_process, points, turns
-from saccade.serving.bench.sweep.options import SweepOptions
-from saccade.serving.bench.sweep.point_process import PointTask, Refusal
+from saccade.serving.bench.options import BenchOptions, SweepOptions
+from saccade.serving.bench.sweep import points, turns
+from saccade.serving.bench.sweep.points import PointTask, Refusal
 from saccade.serving.bench.sweep.sweep import sweep
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.installation import check_installation, find_installation
@@ -48,12 +47,12 @@ def prepared_from(exported: Path) -> Callable[..., Iterator[tuple[str, Refusal]]
     def prepared(
         module: str, tasks: dict[str, PointTask], kind: type, *, at_a_time: int
     ) -> Iterator[tuple[str, Refusal]]:
-        assert module == point_process.__name__
+        assert module == points.__name__
         for key, task in tasks.items():
             answer = Refusal("export", WHY)
             if key != FAILED:
-                copy_variant(exported, Path(task.folder), key)
-                answer = point_process.main(task)
+                copy_variant(exported, Path(task.place, "export"), key)
+                answer = points.main(task)
             yield key, answer
 
     return prepared

@@ -224,7 +224,7 @@ def test_what_single_rounds_say_holds_what_all_say_together():
     given = replace(entry(name, "a" * 64, 1.0), grpc={"router_concurrency_1": point(10.0, 8.0)})
     unscored: Any = None
     served = {("", "router_concurrency_1"): [window] * 2}
-    by_name = Measurement(variant, unscored, {}, served, memory).costs(given)
+    by_name = Measurement(variant, unscored, {}, unscored, None, served, memory).costs(given)
     latency = by_name["latency"]
     assert (latency.value, latency.least, latency.most) == (8.0, pytest.approx(4.4), 8.0)
     assert latency.of == "95th percentile of a request through the router, one client"

@@ -12,9 +12,10 @@ import pytest
 from saccade.core.errors import SaccadeError
 from saccade.core.worker import Worker
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.serving.bench.sweep import point_process, points
-from saccade.serving.bench.sweep.options import SweepOptions
-from saccade.serving.bench.sweep.point_process import PointTask, Refusal
+from saccade.exporter.evaluation.tasks import EvaluateOptions
+from saccade.serving.bench.options import SweepOptions
+from saccade.serving.bench.sweep import points
+from saccade.serving.bench.sweep.points import PointTask, Refusal
 from saccade.serving.bench.sweep.state import differences, open_repository
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
@@ -30,15 +31,14 @@ def task_in(
 ) -> PointTask:
     """A budget of one half."""
     return PointTask(
-        checkpoint=str(checkpoint), name=None, slots=None, data=data, split=split, task=None,
-        limit=limit, runtime="onnxruntime", op_library=True, place=str(place),
-        folder=str(place / "export"), budget="0.5", precision="fp32",
+        checkpoint=str(checkpoint), name=None, slots=None, place=str(place), budget="0.5",
+        evaluation=EvaluateOptions(data, split=split, limit=limit), precision="fp32",
     )  # fmt: skip
 
 
 def test_a_point_is_exported_through_the_gate(tiny_checkpoint, tmp_path, traced_before):
     task = task_in(tmp_path / "point", tiny_checkpoint, data="digits", limit=20, split="val")
-    assert point_process.main(task) == Refusal()
+    assert points.main(task) == Refusal()
     (manifest,) = ArtefactFolder(tmp_path / "point" / "export").manifests
     assert manifest.parity.passed and manifest.variant.kept == 8
     result = points.read_result(json.loads((tmp_path / "point" / "score.json").read_bytes()))
@@ -47,7 +47,7 @@ def test_a_point_is_exported_through_the_gate(tiny_checkpoint, tmp_path, traced_
     (tmp_path / "point" / "score.json").unlink()
     (tmp_path / "point" / "export" / manifest.file.name).unlink()
     # In a child, as `sweep` runs it.
-    with Worker(point_process.__name__) as worker:
+    with Worker(points.__name__) as worker:
         answer = worker.ask(task, Refusal)
     assert answer.stage == "score" and manifest.file.name in answer.reason
 
@@ -68,11 +68,11 @@ def test_a_full_disk_says_nothing_of_the_point(tmp_path):
         raise SaccadeError("cannot be written") from OSError(errno.ENOSPC, "No space left")
 
     task = task_in(tmp_path, Path("nac.safetensors"))
-    with mock.patch.object(point_process, "export", full):
+    with mock.patch.object(points, "export", full):
         with pytest.raises(SaccadeError, match="cannot be written"):
-            point_process.main(task)
-    with mock.patch.object(point_process, "export", side_effect=SaccadeError("too coarse")):
-        assert point_process.main(task) == Refusal("export", "too coarse")
+            points.main(task)
+    with mock.patch.object(points, "export", side_effect=SaccadeError("too coarse")):
+        assert points.main(task) == Refusal("export", "too coarse")
 
 
 @pytest.mark.parametrize(

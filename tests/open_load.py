@@ -6,14 +6,18 @@ not parsed, so the generator needs little CPU time. The result has how late it s
 """
 
 import asyncio
+import os
 import random
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from saccade.serving.bench.load import LoadWorker
+import numpy as np
+from places import TESTS
+
+from saccade.core.worker import Worker
 
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -31,6 +35,7 @@ class Arrivals:
     deadline_s: float
     seed: int = 0
     channels: int = 2
+    url: str = ""  # of the generator that sends them
 
 
 @dataclass(frozen=True)
@@ -57,35 +62,26 @@ class OpenLoadResult:
         return Counter({"OK": len(self.answered_ms), **ends})
 
 
-@dataclass(frozen=True)
-class OpenLoadOrder:
-    """The order that the process receives."""
-
-    url: str
-    arrivals: Arrivals
-
-
-class OpenLoad(LoadWorker):
+class OpenLoad(Worker):
     """A generator that sends requests on time, whatever happened to earlier ones."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(__name__, url)
+        paths = (str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        super().__init__(__name__, environment={"PYTHONPATH": os.pathsep.join(paths)})
+        self.url = url
 
     def run(self, arrivals: Arrivals) -> OpenLoadResult:
-        """Send all requests, and wait until the last one is answered or has failed.
-
-        Raises: ServerFailed if the process stops.
-        """
-        return self.load(OpenLoadOrder(self.url, arrivals), OpenLoadResult)
+        """Send all requests, and wait until the last one is answered or has failed."""
+        return self.ask(replace(arrivals, url=self.url), OpenLoadResult)
 
 
 class _Run:
     """One order: its channels, and the results so far."""
 
-    def __init__(self, order: OpenLoadOrder) -> None:
+    def __init__(self, arrivals: Arrivals) -> None:
         import grpc
 
-        self.arrivals = order.arrivals
+        self.arrivals = arrivals
         options = [
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
@@ -93,8 +89,8 @@ class _Run:
             ("grpc.lb_policy_name", "round_robin"),
         ]
         self.channels = [
-            grpc.aio.insecure_channel(order.url, options=options)
-            for _ in range(order.arrivals.channels)
+            grpc.aio.insecure_channel(arrivals.url, options=options)
+            for _ in range(arrivals.channels)
         ]
         # Without serializers and deserializers, bytes pass through unchanged.
         self.calls = [channel.unary_unary(_METHOD) for channel in self.channels]
@@ -123,13 +119,13 @@ class _Run:
             self.failed_ms.setdefault(status, []).append(waited_ms)
 
 
-def main(order: OpenLoadOrder) -> OpenLoadResult:
+def main(arrivals: Arrivals) -> OpenLoadResult:
     """Put load on the server. Runs in the separate process."""
-    return asyncio.run(_load(order))
+    return asyncio.run(_load(arrivals))
 
 
-async def _load(order: OpenLoadOrder) -> OpenLoadResult:
-    run, rng, arrivals = _Run(order), random.Random(order.arrivals.seed), order.arrivals
+async def _load(arrivals: Arrivals) -> OpenLoadResult:
+    run, rng = _Run(arrivals), random.Random(arrivals.seed)
     for channel in run.channels:
         await channel.channel_ready()
     tasks: set[asyncio.Task[None]] = set()
@@ -170,6 +166,4 @@ def quantiles(values_ms: Sequence[float]) -> dict[str, float] | None:
     """Return p50, p95 and p99 of some times; None if there are none."""
     if not values_ms:
         return None
-    import numpy as np
-
     return {f"p{q}": float(np.percentile(values_ms, q)) for q in (50, 95, 99)}
