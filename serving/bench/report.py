@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import Damaged, SaccadeError, require
+from saccade.core.escaping import escaped
 from saccade.core.files import write_atomically
 from saccade.core.schema import read_json
 from saccade.serving.bench.figures import (
