@@ -13,7 +13,7 @@ from saccade.models.data.datasets import HELD_OUT
 from saccade.models.data.splits import stratified_split
 from saccade.models.scores.classification import dino_probe_predict, knn_predict, probe_predict
 from saccade.models.scores.results import EvaluationResult, proportion
-from saccade.models.sparo.components import PROBE_FEATURES
+from saccade.models.sparo.config import PROBE_FEATURES
 
 
 def knn(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:

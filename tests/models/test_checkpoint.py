@@ -155,12 +155,12 @@ BROKEN = {
     "foreign": (lambda path: save_file({"a": torch.zeros(2)}, path), "without saccade's metadata"),
     "of another schema": (lambda path: edited(path, schema="x"), "found x version 3"),
     "of a later version": (lambda path: edited(path, version=4), "version 4, expected .* 3"),
-    "without a card": (lambda path: edited(path, card=None), "missing .'card'"),
-    "with labels of no type": (lambda path: edited(path, labels=[1, 2]), "labels is"),
+    "without a card": (lambda path: edited(path, card=None), "missing keys: card"),
+    "with labels of no type": (lambda path: edited(path, labels=[1, 2]), "labels: "),
     "with odd preprocessing": (lambda path: edited(path, preprocessing={"crop": 1}), "crop"),
     "of fewer classes than calibrated": (lambda path: edited(path, labels=["a", "b"]), "0 to 1"),
     "of one class fewer": (lambda path: edited(path, labels=list("012345678")), "9, .* 0 to 8"),
-    "with a key too many": (lambda path: edited(path, colour="red"), "unknown .'colour'"),
+    "with a key too many": (lambda path: edited(path, colour="red"), "unknown keys: colour"),
 }
 
 

@@ -54,16 +54,13 @@ def input_of(**values: Any) -> Callable[[CheckpointFile, Path], Path]:
 
 WEIGHT = "weights/read_out_codes"
 CHECKPOINTS: dict[str, Case] = {
-    "config null": (header(config=None), "config is None, expected an object"),
-    "config 7": (header(config=7), "config is 7, expected an object"),
-    "config a list": (header(config=[1]), r"config is \[1\], expected an object"),
-    "family a list": (header(family=["nac"]), r"family is \['nac'\], expected a string"),
-    "card a list": (header(card=[]), r"card is \[\], expected an object"),
-    "preprocessing 7": (header(preprocessing=7), "preprocessing is 7, expected an object"),
-    "labels numbers": (
-        header(labels=[1]),
-        "labels is .1., expected a list of values, each a string",
-    ),
+    "config null": (header(config=None), "config: found None, expected an object"),
+    "config 7": (header(config=7), "config: found 7, expected an object"),
+    "config a list": (header(config=[1]), r"config: found \[1\], expected an object"),
+    "family a list": (header(family=["nac"]), r"family: found \['nac'\], expected a string"),
+    "card a list": (header(card=[]), r"card: found \[\], expected an object"),
+    "preprocessing 7": (header(preprocessing=7), "preprocessing: found 7, expected an object"),
+    "labels numbers": (header(labels=[1]), r"labels: \[0\]: found 1, expected a string"),
     "200,000 labels": (header(labels=["a"] * 200_000), "found 200000 .* expected at most 100000"),
     "a long label": (header(labels=["a" * 10**6]), "1000000 characters, expected at most 1000"),
     "alpha a text": (config(alpha="x"), "alpha is 'x', expected a finite number"),
