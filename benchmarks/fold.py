@@ -53,7 +53,7 @@ from saccade.models.sot.config import PRESETS as SOT_MODELS
 from saccade.models.sparo.config import PRESETS as SPARO_MODELS
 from saccade.models.sparo.config import ReadOutShape
 from saccade.models.sparo.fold import FoldedSlotReadOut
-from saccade.models.sparo.readout import SlotReadOut
+from saccade.models.sparo.pooling import SlotReadOut
 from saccade.models.vqa.config import PRESETS as VQA_MODELS
 
 RESULT, NAC_RESULT = RESULTS / "fold_families.json", RESULTS / "fold.json"

@@ -10,8 +10,8 @@ from result_file import RESULTS
 
 from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.checkpoint import Checkpoint
+from saccade.models.nac.kernel import evaluation_bias, signature_distance
 from saccade.models.nac.model import NAC
-from saccade.models.nac.skmdpa import evaluation_bias, signature_distance
 from saccade.models.scores.results import EvaluationResult, Score
 
 

@@ -76,14 +76,18 @@ class ShowRequest:
         result = self.client.infer(values, [*outputs, "variant"], self.options.budget)
         return {**result, "by": result["variant"].item(0).decode()}
 
-    def grid(self, tokens: int) -> tuple[int, int]:
-        """Return the rows and columns of an image's patches, which follow any other tokens.
+    def attention(self) -> tuple[Any, np.ndarray]:
+        """Return the answer with `attention`, and its maps over the image's patches.
 
-        Raises: SaccadeError if that many tokens do not form a grid over the image.
+        Shapes: -> [k h w], one per head or slot.
+        Raises: SaccadeError if the tokens do not form a grid over the image.
         """
-        size = self.view.image_size()
+        answer, size = self.ask(("attention",)), self.view.image_size()
+        weights = answer["attention"][0]
+        tokens = weights.shape[-1]
         if grid := patch_grid(tokens, size):
-            return grid
+            rows = weights.reshape(-1, tokens)[:, -grid[0] * grid[1] :]
+            return answer, rows.reshape(-1, *grid)
         raise SaccadeError(
             f"{self.view.model}: {tokens} tokens do not form a grid over {size[0]} x {size[1]} "
             "pixels."
@@ -109,7 +113,9 @@ def patch_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int] | None:
     return None
 
 
-def mean_map(outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> np.ndarray | None:
+def mean_map(
+    metadata: Mapping[str, Any], outputs: Mapping[str, np.ndarray], size: tuple[int, int]
+) -> np.ndarray | None:
     """Return the mean attention over heads, slots or modules; None without `attention`.
 
     Shapes: outputs["attention"] [n ... tokens], patches last -> [n h w].

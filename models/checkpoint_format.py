@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from saccade.core import limits
 from saccade.core.errors import Damaged, SaccadeError, require
 from saccade.core.files import check_labels, sha256_of
 from saccade.core.json_text import JSONRefused, parse_json
-from saccade.core.schema import WrongValue, typed, words
+from saccade.core.schema import AGAIN, typed
 
 if TYPE_CHECKING:
     import torch
@@ -251,16 +251,14 @@ def parsed_header(path: Path, text: Any) -> Header:
             f"version {VERSION}. Use the version of saccade that wrote it, or train the checkpoint "
             "again."
         )
-    kinds = get_type_hints(Header)
-    if header.keys() != kinds.keys():
+    try:
+        checked: Header = typed(Header, header, "")
+    except SaccadeError as error:
         raise SaccadeError(
-            f"{path}: metadata keys missing {sorted(kinds.keys() - header.keys())}, unknown "
-            f"{sorted(header.keys() - kinds.keys())!r:.200}. Train the checkpoint again with this "
-            "version."
-        )
-    found = {key: _checked(path, key, kind, header[key]) for key, kind in kinds.items()}
-    check_labels(found["labels"], str(path))
-    return Header(**found)
+            f"{path}: {str(error).removesuffix(AGAIN)}Train the checkpoint again with this version."
+        ) from error
+    check_labels(checked.labels, str(path))
+    return checked
 
 
 def header_of(path: Path) -> Header:
@@ -311,13 +309,3 @@ def _metadata(path: Path, data: Bytes) -> dict[str, Any]:
     if not whole or not isinstance(metadata, dict):
         raise _diagnosis(path, data)
     return metadata
-
-
-def _checked(path: Path, key: str, kind: Any, value: Any) -> Any:
-    try:
-        return typed(kind, value, "")
-    except WrongValue as error:
-        raise SaccadeError(
-            f"{path}: {key} is {value!r:.100}, expected {words(kind)}. Train the checkpoint again "
-            "with this version."
-        ) from error

@@ -1,15 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configurations of all families: check the fields, convert them to JSON and back."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
 from saccade.core import limits
 from saccade.core.checks import nearest
 from saccade.core.errors import SaccadeError
-from saccade.core.schema import WrongValue, field_kinds, typed
+from saccade.core.schema import Count, WrongValue, field_kinds, typed
 from saccade.models.budget import Budget, ComputeBudget
 from saccade.models.resnet_sizes import STRIDE, sizes_of
+
+
+@dataclass(frozen=True)
+class ImageFields:
+    """The fields of a configuration about the input image."""
+
+    height_px: Count
+    width_px: Count
+    channels: int  # 1: gray, 3: red, green, blue
+    mean: tuple[float, ...]  # per channel, of pixels scaled to [0, 1]
+    std: tuple[float, ...]
+
+
+def shared_fields(kind: Any, config: Any) -> dict[str, Any]:
+    """Return the fields of `kind`, a dataclass, from a configuration that has them too."""
+    return {field.name: getattr(config, field.name) for field in fields(kind)}
 
 
 class ConfigValues:
@@ -30,7 +46,7 @@ class ConfigValues:
     def _check_types(self, as_written: tuple[str, ...] = ()) -> None:
         """Check every field against its annotation: lists become tuples, integers floats.
 
-        Numbers of the fields `as_written` are not converted.
+        The numbers of lists `as_written` are not converted.
 
         Raises: SaccadeError naming the first field of another type, or beyond `limits`.
         """
@@ -44,8 +60,7 @@ class ConfigValues:
                 checked = typed(kind, value, "")
             except WrongValue as error:
                 self._expect(name, False, error.expected)
-            if name not in as_written:
-                object.__setattr__(self, name, checked)
+            object.__setattr__(self, name, tuple(value) if name in as_written else checked)
             self._check_sizes_of(name, checked if isinstance(checked, tuple) else (checked,))
         self._check_depth()
 
@@ -65,9 +80,8 @@ class ConfigValues:
 
     def _check_pixels(self) -> None:
         """Check the channels of an image with their mean and std."""
-        channels: int = self.channels  # type: ignore[attr-defined]
-        mean: tuple[float, ...] = self.mean  # type: ignore[attr-defined]
-        std: tuple[float, ...] = self.std  # type: ignore[attr-defined]
+        assert isinstance(self, ImageFields)
+        channels, mean, std = self.channels, self.mean, self.std
         self._expect("channels", channels in (1, 3), "1 or 3")
         self._expect("mean", len(mean) == channels, f"{channels} finite numbers, one per channel")
         self._expect("std", len(std) == channels, f"{channels} finite numbers, one per channel")

@@ -88,8 +88,11 @@ def fold_in_place(model: "nn.Module") -> "nn.Module":
     classes = {f"{base.__module__}:{base.__qualname__}" for base in type(model).__mro__}
     for _, entry in entries():
         if entry.model in classes:
-            made: nn.Module = imported(entry.folded)(model.eval())
-            return made
+            import torch
+
+            with torch.no_grad():
+                made: nn.Module = imported(entry.folded)(model.eval())
+            return made.requires_grad_(False).eval()
     raise SaccadeError(
         f"{type(model).__name__}: no family has this model class, expected one of "
         f"{', '.join(FAMILIES)}. Name the class in the ENTRY of its family."

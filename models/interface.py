@@ -14,6 +14,8 @@ from saccade.models.families import folded
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from saccade.models.config_values import ImageFields
+
 Arrays = Mapping[str, np.ndarray]
 # (inputs, outputs of the artefact, outputs of the reference) -> how close the invariant is to being
 # broken, as a share of what is allowed; above 1 the gate fails.
@@ -32,6 +34,11 @@ class TensorSpec:
     def shape(self) -> tuple[int | str, ...]:
         """The axes; fixed ones are numbers."""
         return tuple(int(axis) if axis.isdigit() else axis for axis in self.axes.split())
+
+
+def image_spec(config: "ImageFields") -> TensorSpec:
+    """Return the specification of the image that a configuration describes."""
+    return TensorSpec("image", f"b {config.height_px} {config.width_px} {config.channels}", "uint8")
 
 
 @dataclass(frozen=True)

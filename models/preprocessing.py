@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from saccade.core import limits
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count, Natural, Range
-from saccade.models.config_values import ConfigValues
+from saccade.models.config_values import ConfigValues, ImageFields
 
 if TYPE_CHECKING:
     from saccade.models.image_decoding import ImageInput
@@ -17,7 +17,6 @@ ResizeMode = Literal["shortest", "squash", "longest"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Side = Annotated[int, Range(1, limits.PIXELS)]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_LISTS = ("mean", "std", "resize_px", "fill", "cut")
 # The meaning of files written before resizing could keep an image's shape.
 _SQUASHED = {
     "resize_mode": "squash",
@@ -32,7 +31,7 @@ _SQUASHED = {
 
 
 @dataclass(frozen=True)
-class Preprocessing(ConfigValues):
+class Preprocessing(ImageFields, ConfigValues):
     """How an encoded image becomes the model's uint8 [b, h, w, c], and the normalization after it.
 
     The image, or its `cut`, is resized to `resize_px` (height, width), then cropped at its center,
@@ -48,9 +47,6 @@ class Preprocessing(ConfigValues):
 
     height_px: Side
     width_px: Side
-    channels: int  # 1: gray, 3: red, green, blue
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     resize_mode: ResizeMode = "shortest"
     resize_px: tuple[Side, ...] = ()  # empty: height_px and width_px
     interpolation: Interpolation = "bilinear"
@@ -123,12 +119,7 @@ class Preprocessing(ConfigValues):
                 f"Preprocessing: unknown keys {unknown}, missing keys {missing}. {renamed}"
                 "Another version of saccade wrote the file. Write it again with this version."
             )
-        lists = {key: values[key] for key in _LISTS}
-        if not all(isinstance(value, list | tuple) for value in lists.values()):
-            raise SaccadeError(
-                f"Preprocessing: {', '.join(_LISTS)} are {lists!r:.200}, expected lists."
-            )
-        return cls(**values | {key: tuple(value) for key, value in lists.items()})
+        return cls(**values)
 
     @classmethod
     def of(cls, config: Any, **others: Any) -> "Preprocessing":

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image trunks that families share: their shape, and how a family takes one from a checkpoint."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from saccade.core.errors import SaccadeError
+from saccade.core.schema import Count, Natural, Positive
+from saccade.models.config_values import ImageFields, shared_fields
 from saccade.models.resnet_sizes import BLOCKS, STEM_PX, WIDTHS, ResNetSizes, sizes_of
 
 if TYPE_CHECKING:
@@ -13,13 +16,37 @@ if TYPE_CHECKING:
 
 Kind = Literal["vit", "swin", "swinv2", "resnet"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
+TokenEmbedding = Literal["naive", "densenet", "resnet", "inception", "non-local"]
+Position = Literal["sinusoid", "learned"]
 # For messages that ask for another trunk.
 KNOWN = "a ViT, DeiT, DINOv2, Swin, ResNet, CLIP or SigLIP"
 _NAMES: Mapping[str, str] = {"swin": "Swin", "swinv2": "Swin V2", "resnet": "ResNet"}
 
 
 @dataclass(frozen=True)
-class TrunkShape:
+class TrunkFields(ImageFields):
+    """The fields of a trunk that configurations have by these names.
+
+    A ViT has one resolution; Swin and ResNet have stages, and no class token.
+    """
+
+    patch_px: Count  # side of the square that becomes one token; of a ResNet: before its stages
+    trunk: Kind = "vit"
+    remainder: bool = False  # of a ViT: pixels beyond the last whole patch are not read
+    patches_only: bool = False  # of a ViT: no class token, as in SigLIP
+    registers: Natural = 0  # tokens between class token and patches, which nothing reads
+    pre_norm: bool = False  # of a ViT: CLIP normalizes the tokens before the first block
+    activation: Activation = "gelu"  # of a ViT's blocks
+    stage_layers: tuple[Count, ...] = ()  # of a Swin or ResNet; each stage halves the grid
+    stage_heads: tuple[Count, ...] = ()  # of a Swin
+    window: Count = 7  # of a Swin: tokens per side
+    # of a Swin V2, per stage: windows before it was fine-tuned with larger ones; 0 or empty: as now
+    trained_windows: tuple[Natural, ...] = ()
+    bottleneck: bool = True  # of a ResNet: blocks of three convolutions instead of two
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrunkShape(TrunkFields):
     """The sizes and options of a ViT (one resolution), or of a Swin or ResNet (stages).
 
     Each stage of a Swin or ResNet after the first halves the grid.
@@ -28,38 +55,17 @@ class TrunkShape:
             al. 2023 (SigLIP); Liu et al. 2021 and 2022 (Swin); He et al. 2016 (ResNet).
     """
 
-    height_px: int
-    width_px: int
-    channels: int
-    mean: tuple[float, ...]  # per channel, of pixels scaled to [0, 1]
-    std: tuple[float, ...]
-    patch_px: int  # of a ResNet: side of a cell in its first stage
-    dim: int  # width of a token; for a Swin in its first stage, for a ResNet of its stem
-    trunk: Kind = "vit"
-    token_embedding: str = "naive"  # one linear layer per patch; only SoT has others
-    dense_norm: bool = False
-    position: str = "learned"
-    remainder: bool = False  # of a ViT: pixels beyond the last whole patch are not read
-    patches_only: bool = False  # no class token, as in SigLIP
-    distillation: bool = False  # a second class token
-    registers: int = 0  # further tokens between class token and patches
-    pre_norm: bool = False  # CLIP normalizes the tokens before the first block
-    activation: Activation = "gelu"
+    dim: Count  # width of a token; for a Swin in its first stage, for a ResNet of its stem
+    # of a ViT: one linear layer per patch, or a stem and three blocks, which only SoT has
+    token_embedding: TokenEmbedding = "naive"
+    dense_norm: bool = False  # batch norms in dense blocks, as in later releases of timm
+    position: Position = "learned"  # sinusoid: fixed, as in the authors' code
+    distillation: bool = False  # a second class token and classifier; the two are averaged
     qkv_bias: bool = True
-    layer_norm_epsilon: float = 1e-6
-    layers: int = 0  # of a ViT
-    heads: int = 1
-    mlp_dim: int = 1
-    stage_layers: tuple[int, ...] = ()  # of a Swin or ResNet
-    stage_heads: tuple[int, ...] = ()  # of a Swin
-    window: int = 7  # tokens per side
-    trained_windows: tuple[int, ...] = ()  # of a Swin V2, before it was fine-tuned with others
-    bottleneck: bool = True  # of a ResNet: blocks of three convolutions instead of two
-
-    @classmethod
-    def of(cls, config: Any) -> "TrunkShape":
-        """Return the shape that a configuration with fields of these names describes."""
-        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
+    layer_norm_epsilon: Positive = 1e-6
+    layers: Natural = 0  # of a ViT
+    heads: Count = 1
+    mlp_dim: Count = 1
 
     @property
     def is_vit(self) -> bool:
@@ -189,65 +195,97 @@ class PretrainedTrunk:
     weights: "Mapping[str, Tensor]"
 
 
-@dataclass(frozen=True)
-class TrunkPort:
+class TrunkPort(ABC):
     """How a family takes the trunk of another model, and gives its own.
 
-    All functions raise SaccadeError with the reason if the family cannot.
+    All methods raise SaccadeError with the reason if the family cannot.
     """
 
-    # From a configuration and the weights of this family; the name is for messages.
-    read: "Callable[[str, Mapping[str, Any], Mapping[str, Tensor]], PretrainedTrunk]"
-    fields: Callable[[TrunkShape], dict[str, Any]]  # of the configuration that the trunk decides
-    # Tensors by their names in this family, for a configuration with those fields.
-    state: "Callable[[PretrainedTrunk, Any], dict[str, Tensor]]"
-    free: tuple[str, ...] = ()  # of these fields, those that a user may change nevertheless
-    sizes_images: bool = True  # False: the run chooses the size of its images, not the trunk
+    config_class: Any
+    free: tuple[str, ...] = ()  # of the fields that a trunk decides, those that a user may change
+    sizes_images = True  # False: the run chooses the size of its images, not the trunk
+    inner = ""  # before all names in the module that `layers.trunk.trunk_of` makes
+
+    @abstractmethod
+    def shape(self, name: str, config: Any) -> TrunkShape:
+        """Return the shape of the trunk in a model of this family; the name is for messages."""
+
+    def place(self, config: Any) -> str:
+        """Return the beginning of the names of the trunk's tensors in this family."""
+        return ""
+
+    @abstractmethod
+    def fields(self, shape: TrunkShape) -> dict[str, Any]:
+        """Return the fields of the configuration that the trunk decides."""
+
+    def read(
+        self, name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]"
+    ) -> PretrainedTrunk:
+        """Return the trunk of a model of this family."""
+        values = self.config_class.from_dict(dict(config))
+        shape, place = self.shape(name, values), self.place(values)
+        tensors = {
+            self.inner + key.removeprefix(place): value
+            for key, value in weights.items()
+            if key.startswith(place)
+        }
+        return PretrainedTrunk(shape, tensors)
+
+    def state(self, trunk: PretrainedTrunk, config: Any) -> "dict[str, Tensor]":
+        """Return tensors by their names in this family, for a configuration with `fields`."""
+        place = self.place(config)
+        return {place + key.removeprefix(self.inner): value for key, value in trunk.weights.items()}
 
 
-def resnet_port(config_class: Any, network: str, place: str) -> TrunkPort:
-    """Return the port of a family whose field `encoder` may name a ResNet.
+class ResNetPort(TrunkPort):
+    """The port of a family whose field `encoder` may name a ResNet; `network` is its name."""
 
-    `place` is before the names of the ResNet's tensors; `network` is the family in messages.
-    """
-    inner = "resnet."  # in the module that `layers.trunk.trunk_of` makes
+    sizes_images = False
+    inner = "resnet."
 
-    def read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]") -> Any:
-        model_config = config_class.from_dict(dict(config))
-        if model_config.encoder not in BLOCKS:
+    def __init__(self, config_class: Any, network: str, place: str) -> None:
+        self.config_class, self.network, self._place = config_class, network, place
+
+    def place(self, config: Any) -> str:
+        """Return the beginning of the names of the ResNet's tensors."""
+        return self._place
+
+    def shape(self, name: str, config: Any) -> TrunkShape:
+        """Return the shape of the ResNet that the configuration names."""
+        if config.encoder not in BLOCKS:
             raise SaccadeError(
-                f"--trunk {name}: this {network} has the encoder '{model_config.encoder}', not a "
+                f"--trunk {name}: this {self.network} has the encoder '{config.encoder}', not a "
                 f"ResNet. Pass {KNOWN}."
             )
-        sizes = sizes_of(model_config.encoder)
-        shape = TrunkShape(
-            model_config.height_px,
-            model_config.width_px,
-            model_config.channels,
-            model_config.mean,
-            model_config.std,
+        sizes = sizes_of(config.encoder)
+        return TrunkShape(
+            **shared_fields(ImageFields, config),
             patch_px=STEM_PX,
             dim=sizes.widths[0],
             trunk="resnet",
             stage_layers=sizes.blocks,
             bottleneck=not sizes.basic,
         )
-        tensors = {key: value for key, value in weights.items() if key.startswith(place)}
-        return PretrainedTrunk(
-            shape, {inner + k.removeprefix(place): v for k, v in tensors.items()}
-        )
 
-    def fields(shape: TrunkShape) -> dict[str, Any]:
+    def fields(self, shape: TrunkShape) -> dict[str, Any]:
+        """Return the name of the ResNet, and how its images are scaled."""
         names = (name for name in BLOCKS if sizes_of(name) == shape.resnet)
         name = next(names, None) if shape.is_resnet and shape.channels == 3 else None
         if name is None:
             raise SaccadeError(
-                f"--trunk: found a {shape.described()}, but a {network} takes a ResNet of color "
-                f"images with the usual widths: {', '.join(BLOCKS)}. Pass the weights of one."
+                f"--trunk: found a {shape.described()}, but a {self.network} takes a ResNet of "
+                f"color images with the usual widths: {', '.join(BLOCKS)}. Pass the weights of one."
             )
         return {"encoder": name, "mean": shape.mean, "std": shape.std}
 
-    def state(trunk: PretrainedTrunk, config: Any) -> "dict[str, Tensor]":
-        return {place + key.removeprefix(inner): value for key, value in trunk.weights.items()}
 
-    return TrunkPort(read, fields, state, sizes_images=False)
+def check_patches(shape: TrunkShape) -> None:
+    """Check that a trunk has one linear layer per patch, as most families need.
+
+    Raises: SaccadeError if it has convolutions instead.
+    """
+    if shape.token_embedding != "naive":
+        raise SaccadeError(
+            f"--trunk: found a trunk with {shape.token_embedding} embedding, but "
+            f"this family takes those with one linear layer per patch. Pass {KNOWN}."
+        )

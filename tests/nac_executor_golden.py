@@ -13,12 +13,10 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from saccade.models.nac import layers as parts
 from saccade.models.nac.generator import Circuit, CircuitInputs, link_distances
 from saccade.models.nac.kernel import Kernel
-from saccade.models.nac.layers import Propagator, initial_state, norm_where
 from saccade.models.nac.model import NAC, NACConfig, execute_layers
-from saccade.models.nac.read_in import ReadIn
-from saccade.models.nac.read_out import ConfidencePool, ReadOut, last_layer
 from saccade.models.nac.tokenizers import ConvNeXtTokenizer
 from saccade.models.official.conversion import Original, Reading
 from saccade.models.official.json_files import declared
@@ -116,7 +114,8 @@ def layer_config(case: dict[str, Any], **more: Any) -> NACConfig:
 def run_read_in(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
     """One read-in with the LayerNorm of its tokens."""
     config = layer_config(case, token_width=case["config"]["input_dim"])
-    layers = nn.ModuleDict({"read_in": ReadIn(config), "norm": nn.LayerNorm(config.tokens_width)})
+    norm = nn.LayerNorm(config.tokens_width)
+    layers = nn.ModuleDict({"read_in": parts.ReadIn(config), "norm": norm})
     reading = placed(case, leaves, "read_in.", nac.circuit_rows("", "norm"))
     plain = case["config"].get("read_in_attention_kwargs") or {}
     if plain.get("share_key_value_projectors"):
@@ -154,7 +153,7 @@ def run_propagator(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Te
     config = layer_config(case)
     reading = placed(case, leaves, "propagators.0.", nac.circuit_rows(""))
     weights = {k.replace("propagators.0.", "propagator."): v for k, v in reading.weights.items()}
-    layers = nn.ModuleDict({"propagator": Propagator(config), "kernel": Kernel(config)})
+    layers = nn.ModuleDict({"propagator": parts.Propagator(config), "kernel": Kernel(config)})
 
     def call(layers: nn.ModuleDict) -> Tensors:
         states, codes = inputs["states"], inputs["codes"]
@@ -177,11 +176,11 @@ def run_read_out(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tens
     rows = nac.circuit_rows("", shared_norm=shared)
     reading = placed(case, leaves, "read_out.", rows)
     config = layer_config(case, readout_modules=3, **nac_forms.last_fields(reading, "read_out."))
-    layers: dict[str, nn.Module] = {"read_out": ReadOut(config), "kernel": Kernel(config)}
+    layers: dict[str, nn.Module] = {"read_out": parts.ReadOut(config), "kernel": Kernel(config)}
     layers["read_out"].pool = nn.Identity()  # the authors' pooling is a layer of its own
     if config.confidence == "first":
-        layers["head"] = last_layer(config)
-        layers["head_norm"] = norm_where(config.head_norm, config.dim)
+        layers["head"] = parts.last_layer(config)
+        layers["head_norm"] = parts.norm_where(config.head_norm, config.dim)
 
     def call(layers: nn.ModuleDict) -> Tensors:
         states, codes = inputs["processor_states"], inputs["processor_codes"]
@@ -230,7 +229,7 @@ def run_graph(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors
         given = CircuitInputs(model.norm(inputs["tokens"]), None, None, None)
         read, theta, states = execute_layers(model, given, model.generator())
         if config.confidence == "first":
-            states = model._logits(states)
+            states = model.logits(states)
         return {"input_states": read, "mediator_states": theta, "output_states": states}
 
     return called(case, model, reading.weights, call)
@@ -248,12 +247,12 @@ def run_model(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors
         read, theta, states = execute_layers(model, given, model.generator())
         pixel = pixels / 255
         return {
-            "logits": model._logits(model.read_out.pool(states)),
+            "logits": model.logits(model.read_out.pool(states)),
             "tokens": model.tokenizer.placed(pixel),
             "input_states": read,
             "mediator_states": theta,
             # The authors' read-out has the head inside where there is no pooling.
-            "output_states": model._logits(states) if model.read_out.pool.first else states,
+            "output_states": model.logits(states) if model.read_out.pool.first else states,
         }
 
     return called(case, model, weights, call)
@@ -263,7 +262,7 @@ def run_pool(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
     """Confidences and the last layer."""
     given = case["config"]
     config = NACConfig(dim=given["state_dim"], classes=given["output_dim"], readout_modules=3)
-    layers = nn.ModuleDict({"pool": ConfidencePool(config), "head": last_layer(config)})
+    layers = nn.ModuleDict({"pool": parts.ConfidencePool(config), "head": parts.last_layer(config)})
     reading = Reading(case["id"], leaves)
     reading.take(nac.pool_rows("", given.get("softmax_temperature", 1.0)))
     weights = {name.removeprefix("read_out."): weight for name, weight in reading.weights.items()}
@@ -292,7 +291,7 @@ def run_seeder(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensor
     def call(layers: nn.Module) -> Tensors:
         return {"states": layers(inputs["codes"], 2).expand(2, -1, -1)}
 
-    return called(drawing, initial_state(config), reading.weights, call)
+    return called(drawing, parts.initial_state(config), reading.weights, call)
 
 
 RUNS: dict[str, Run] = {

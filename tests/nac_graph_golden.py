@@ -18,12 +18,11 @@ from nac_layer_golden import (
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.models.nac import graph_priors as graph
 from saccade.models.nac.config import NACConfig
-from saccade.models.nac.graph_orders import hungarian_order
-from saccade.models.nac.graph_priors import GraphStructure, hinge_descent, repulsion, target_links
-from saccade.models.nac.kernel import Kernel
-from saccade.models.nac.skmdpa import (
+from saccade.models.nac.kernel import (
     CUT,
+    Kernel,
     evaluation_bias,
     signature_distance,
     skmdpa,
@@ -136,7 +135,8 @@ def run_structure(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arr
     given, config = leaves(case, arrays, weights), case["config"]
     signatures = torch.cat([given[name] for name in case["inputs"]])
     if config["class_name"] == "SignatureHingeRepulsion":
-        return with_gradients(case, arrays, given, {"loss": repulsion(signatures, config["hinge"])})
+        loss = graph.repulsion(signatures, config["hinge"])
+        return with_gradients(case, arrays, given, {"loss": loss})
     u = len(signatures)
     ours = NACConfig(
         modules=u,
@@ -150,22 +150,22 @@ def run_structure(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arr
         structure_clip=config.get("clip", 0.0),
     )
     epsilons = [given[name] for name in weights]
-    values = {"loss": GraphStructure(ours).loss(signatures, epsilons)}
-    values["target"] = target = target_links(ours).double()
+    values = {"loss": graph.GraphStructure(ours).loss(signatures, epsilons)}
+    values["target"] = target = graph.target_links(ours).double()
     distance = signature_distance(signatures, signatures)
     for index, epsilon in enumerate(epsilons):
         place = str(index) if len(epsilons) > 1 else ""
         links = evaluation_bias(distance, epsilon).exp()
         values[f"link_probability{place}"] = links
         if "permutation" not in case.get("not_unique", ()):
-            values[f"permutation{place}"] = hungarian_order(links, target)
+            values[f"permutation{place}"] = graph.hungarian_order(links, target)
     return with_gradients(case, arrays, given, values)
 
 
 def run_preset(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arrays:
     """Signatures that a descent on the hinge makes of a start and a graph."""
     config = case["config"]
-    signatures = hinge_descent(
+    signatures = graph.hinge_descent(
         torch.from_numpy(arrays["start"]),
         torch.from_numpy(arrays["adjacency"]) == 1,
         margin=config["truncation"],

@@ -43,7 +43,7 @@ from saccade.models.scores.classification import (
     probe_predict,
 )
 from saccade.models.scores.results import EvaluationResult, proportion
-from saccade.models.sparo.components import PROBE_FEATURES
+from saccade.models.sparo.config import PROBE_FEATURES
 
 _TOP5_CLASSES = 6  # with fewer classes, top-5 is nearly always right
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Greedy and beam search over a captioner's step (numpy only; the router runs this file)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ State = dict[str, np.ndarray]
 Step = Callable[[np.ndarray, State], tuple[np.ndarray, np.ndarray, State]]
 
 MOST_BEAMS = 64
+SPECIAL = 4  # tokens before the first word: padding, start, end, unknown
 
 
 class WrongSearch(ValueError):
@@ -31,6 +32,12 @@ class SearchedCaption:
     score: float
     ended: bool  # False: cut at the length limit
     attention: np.ndarray
+
+
+def sentence(caption: SearchedCaption, words: Sequence[str]) -> str:
+    """Join the words of a caption with spaces; tokens that are not words become `?`."""
+    tokens = [token - SPECIAL for token in caption.tokens]
+    return " ".join(words[token] if token >= 0 else "?" for token in tokens)
 
 
 def check_search(*, beam: int, max_length: int, end: int, longest: int, vocabulary: int) -> None:

@@ -2,22 +2,22 @@
 """The configuration of a captioner, and its named sizes."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from math import prod
+from typing import Annotated, Any, Literal
 
-from saccade.core.schema import Count, NonNegative, Positive
-from saccade.models.config_values import ConfigValues
+from saccade.core.schema import Count, Length, NonNegative, Positive, Range
+from saccade.models.config_values import ConfigValues, ImageFields
 from saccade.models.resnet_sizes import ResNetName
-from saccade.models.trunks import resnet_port
+from saccade.models.trunks import ResNetPort
 from saccade.models.word_tokens import END, SPECIAL, START, WordVocabulary
 
 SOURCE = "Martins et al. 2020, Sparse and Structured Visual Attention (section 3.1)"
 Attention = Literal["softmax", "sparsemax", "tvmax"]
 Encoder = Literal["cnn", "features", ResNetName]
-MOST_LENGTH, MOST_BEAM = 256, 16
 
 
 @dataclass(frozen=True)
-class CaptionerConfig(ConfigValues):
+class CaptionerConfig(ImageFields, ConfigValues):
     """Configuration of a captioner; comments on fields mention what the paper leaves open.
 
     Raises: SaccadeError naming the first field that is out of range.
@@ -30,9 +30,11 @@ class CaptionerConfig(ConfigValues):
     lam: NonNegative = 0.01  # of TVMax
     tolerance: Positive = 1e-6  # of TVMax, per grid
     max_iterations: Count = 2000  # of TVMax
-    words: tuple[str, ...] = ("a",)  # the vocabulary after pad, start, end and unknown
-    max_length: Count = 18  # words of the longest caption in training
-    beam: Count = 3  # if a request names none
+    words: Annotated[tuple[str, ...], Length(1)] = (
+        "a",
+    )  # the vocabulary after pad, start, end and unknown
+    max_length: Annotated[int, Range(1, 256)] = 18  # words of the longest caption in training
+    beam: Annotated[int, Range(1, 16)] = 3  # if a request names none
     encoder: Encoder = "cnn"  # or a ResNet; features: the input is a grid from another network
     height_px: Count = 48  # of the image
     width_px: Count = 48
@@ -54,9 +56,6 @@ class CaptionerConfig(ConfigValues):
 
     def __post_init__(self) -> None:
         self._check_types()
-        self._expect("max_length", self.max_length <= MOST_LENGTH, f"at most {MOST_LENGTH}")
-        self._expect("beam", self.beam <= MOST_BEAM, f"at most {MOST_BEAM}")
-        self._expect("words", bool(self.words), "at least one word")
         WordVocabulary(self.words)
         if self.encoder == "cnn":
             self._check_network()
@@ -70,9 +69,7 @@ class CaptionerConfig(ConfigValues):
         self._expect("strides", fits, "one whole number for each of the widths")
         last = f"the last of the widths ({self.widths[-1]})"
         self._expect("feature_dim", self.feature_dim == self.widths[-1], last)
-        cell = 1
-        for stride in self.strides:
-            cell *= stride
+        cell = prod(self.strides)
         for side in ("height", "width"):
             expected = f"{cell} px per cell times grid_{side} ({getattr(self, f'grid_{side}')})"
             pixels = cell * getattr(self, f"grid_{side}")
@@ -130,4 +127,4 @@ PRESETS = {
 }
 
 # The ResNet in front of it, given to other models and taken from them.
-TRUNK = resnet_port(CaptionerConfig, "captioner", "convolutions.")
+TRUNK = ResNetPort(CaptionerConfig, "captioner", "convolutions.")

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.captioner.components import components_of
-from saccade.models.captioner.layers import (
+from saccade.models.captioner.components import (
+    CaptionerFunction,
     StepOutput,
     attend,
     feature_parts,
@@ -14,11 +14,10 @@ from saccade.models.captioner.layers import (
     scored,
 )
 from saccade.models.captioner.model import Captioner
-from saccade.models.interface import Component
 from saccade.models.layers.resnet import ResNet
 
 
-class FoldedCaptioner(nn.Module):
+class FoldedCaptioner(CaptionerFunction):
     """The result of `Captioner.fold`: `encode` and `step` of a captioner, for evaluation only.
 
     Batch norms are folded into their convolutions. What the embedding of a word adds to the LSTM's
@@ -29,7 +28,6 @@ class FoldedCaptioner(nn.Module):
     Source: equal to the unfolded model up to rounding.
     """
 
-    @torch.no_grad()
     def __init__(self, source: Captioner) -> None:
         super().__init__()
         self.config = source.config
@@ -55,8 +53,6 @@ class FoldedCaptioner(nn.Module):
         self.register_buffer("from_current", torch.cat([source.output_query.weight, state]))
         self.register_buffer("logits_bias", source.head.bias.clone())
         self.image_layer = source.image_layer
-        self.requires_grad_(False)
-        self.eval()
 
     position: Tensor | None
     word_gates: Tensor
@@ -66,20 +62,14 @@ class FoldedCaptioner(nn.Module):
     from_current: Tensor
     logits_bias: Tensor
 
-    def encode(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Do the same as `Captioner.encode`.
+    def first_state(self, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """Do the same as `CaptionerFunction.first_state`."""
+        h, c = torch.tanh(self.first(mean)).chunk(2, -1)
+        return h, c
 
-        Shapes: -> features [b H W dim + 2 attention_dim], h and c [b n].
-        """
-        grid = image.to(self.feed_forward.weight.dtype)
-        if self.config.takes_pixels:
-            pixels = self.scale(image).permute(0, 3, 1, 2)
-            grid = self.convolutions(pixels).permute(0, 2, 3, 1)
-        visual = torch.relu(self.feed_forward(grid))
-        if self.position is not None:
-            visual = visual + self.position
-        h, c = torch.tanh(self.first(visual.mean((1, 2)))).chunk(2, -1)
-        return torch.cat([visual, self.keys(visual)], -1), h, c
+    def keys_of(self, visual: Tensor) -> tuple[Tensor, ...]:
+        """Do the same as `CaptionerFunction.keys_of`."""
+        return (self.keys(visual),)
 
     def step(self, features: Tensor, h: Tensor, c: Tensor, token: Tensor) -> StepOutput:
         """Do the same as `Captioner.step`."""
@@ -99,10 +89,6 @@ class FoldedCaptioner(nn.Module):
         image = torch.tanh(self.image_layer(attend(attention, visual)))
         logits = logits + F.linear(image, self.image_logits, self.logits_bias)
         return StepOutput(logits, h, c, attention, input_attention, error)
-
-    def components(self) -> tuple[Component, ...]:
-        """Return `encode` and `step`."""
-        return components_of(self)
 
 
 def _stacked(*layers: nn.Linear) -> nn.Linear:

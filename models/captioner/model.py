@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from saccade.core.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError
 from saccade.models.captioner.caption_search import (
     SearchedCaption,
     Step,
@@ -17,9 +17,8 @@ from saccade.models.captioner.caption_search import (
     check_search,
     step_of,
 )
-from saccade.models.captioner.components import components_of
-from saccade.models.captioner.config import CaptionerConfig as CaptionerConfig
-from saccade.models.captioner.layers import (
+from saccade.models.captioner.components import (
+    CaptionerFunction,
     StepOutput,
     attend,
     convolutions,
@@ -27,14 +26,15 @@ from saccade.models.captioner.layers import (
     output_weights,
     scored,
 )
-from saccade.models.interface import Component, Family
+from saccade.models.captioner.config import CaptionerConfig as CaptionerConfig
+from saccade.models.interface import Family
 from saccade.models.layers.pixels import PixelScale
 from saccade.models.layers.resnet import ResNet
 from saccade.models.resnet_sizes import sizes_of
 from saccade.models.word_tokens import WordVocabulary
 
 
-class Captioner(nn.Module, Family):
+class Captioner(CaptionerFunction, Family):
     """A grid of visual features and an LSTM with an input and an output attention over it.
 
     The paper gives no initial state. Here it is tanh(affine(mean feature)), separately for h and
@@ -79,32 +79,13 @@ class Captioner(nn.Module, Family):
         self.image_layer = nn.Linear(g, g)
         self.head = nn.Linear(g + n, config.vocabulary)
 
-    def encode(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode an image for the steps, and return their first state.
+    def first_state(self, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """Do the same as `CaptionerFunction.first_state`."""
+        return torch.tanh(self.first_h(mean)), torch.tanh(self.first_c(mean))
 
-        Shapes: image [b h w c] of 0 to 255, or a grid of features [b H W feature_dim]
-            -> features [b H W dim + 2 attention_dim], h and c [b n].
-        Raises: ShapeError if the image or grid has another size.
-        """
-        grid = self._grid(image)
-        visual = torch.relu(self.feed_forward(grid))
-        if self.config.position:
-            visual = visual + self.position
-        features = torch.cat([visual, self.input_key(visual), self.output_key(visual)], -1)
-        middle = visual.mean((1, 2))
-        return features, torch.tanh(self.first_h(middle)), torch.tanh(self.first_c(middle))
-
-    def _grid(self, image: Tensor) -> Tensor:
-        if self.config.takes_pixels:
-            pixels = self.scale(image).permute(0, 3, 1, 2)
-            return self.convolutions(pixels).permute(0, 2, 3, 1)
-        expected = (self.config.grid_height, self.config.grid_width, self.config.feature_dim)
-        if image.dim() != 4 or tuple(image.shape[1:]) != expected:
-            raise ShapeError(
-                f"grid: found shape {list(image.shape)}, expected {['b', *expected]}. "
-                "Use features of the network that the captioner was trained with."
-            )
-        return image.to(self.feed_forward.weight.dtype)
+    def keys_of(self, visual: Tensor) -> tuple[Tensor, ...]:
+        """Do the same as `CaptionerFunction.keys_of`."""
+        return self.input_key(visual), self.output_key(visual)
 
     def step(self, features: Tensor, h: Tensor, c: Tensor, token: Tensor) -> StepOutput:
         """Predict the next word.
@@ -180,10 +161,6 @@ class Captioner(nn.Module, Family):
             return {name: array.cpu().numpy() for name, array in step.run(**tensors).items()}
 
         return {name: array.cpu().numpy() for name, array in first.items()}, step_of(run)
-
-    def components(self) -> tuple[Component, ...]:
-        """Return `encode` and `step`; the caller has to run the search."""
-        return components_of(self)
 
     def runtime_metadata(self) -> dict[str, Any]:
         """Return the runtime metadata for a search over the two components.

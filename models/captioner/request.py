@@ -8,9 +8,8 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import AGAIN
-from saccade.models.captioner.caption_search import best_captions, step_of
+from saccade.models.captioner.caption_search import best_captions, sentence, step_of
 from saccade.models.interface import Arrays, TensorSpec
-from saccade.models.word_tokens import SPECIAL
 
 Runner = Callable[[Arrays], dict[str, np.ndarray]]
 
@@ -22,7 +21,7 @@ def captioned(metadata: Mapping[str, Any], runners: Mapping[str, Runner]) -> Run
 
     def run(inputs: Arrays) -> dict[str, np.ndarray]:
         best = best_captions(step, runners["encode"](inputs), **limits)
-        captions = [_sentence(caption.tokens, metadata["words"]) for caption in best]
+        captions = [sentence(caption, metadata["words"]).encode() for caption in best]
         return {"caption": np.array(captions, dtype=object)}
 
     return run
@@ -40,8 +39,3 @@ def router_outputs(
         raise SaccadeError(f"{model}: its step has no output 'attention'. {AGAIN}")
     axes = " ".join(["b", "steps", *specs["attention"].axes.split()[1:]])
     return TensorSpec("caption", "b bytes", "uint8"), TensorSpec("attention", axes, "float32")
-
-
-def _sentence(tokens: tuple[int, ...], words: Sequence[str]) -> bytes:
-    spelled = (words[token - SPECIAL] if token >= SPECIAL else "?" for token in tokens)
-    return " ".join(spelled).encode()

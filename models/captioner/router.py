@@ -7,14 +7,21 @@ from typing import Any
 import numpy as np
 from backlog import Ticket
 from calls import CallerCheck, Refused, call, remaining_us
-from caption_search import SearchedCaption, WrongSearch, best_captions, check_search, step_of
+from caption_search import (
+    SPECIAL,
+    SearchedCaption,
+    WrongSearch,
+    best_captions,
+    check_search,
+    sentence,
+    step_of,
+)
 from choose import RequestRefused
 from metrics import INVALID_REQUEST
 from plain_family import PlainFamily, text_rows, whole
 from routes import ComponentRoute, Route, Routes
 
 RANGES = {"beam": (1, 64), "max_length": (1, 256)}
-SPECIAL = 4  # tokens before the first word: padding, start, end, unknown
 
 
 class Family(PlainFamily):
@@ -130,12 +137,6 @@ def token(text: str, words: list[str]) -> int:
     if text not in words:
         raise WrongSearch(f"end is {text!r:.60}, expected a word of the model or a token's number")
     return SPECIAL + words.index(text)
-
-
-def sentence(caption: SearchedCaption, words: list[str]) -> str:
-    """Join the words of a caption with spaces; tokens that are not words become `?`."""
-    tokens = [token - SPECIAL for token in caption.tokens]
-    return " ".join(words[token] if token >= 0 else "?" for token in tokens)
 
 
 def end_of(value: Any) -> str:

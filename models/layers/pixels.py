@@ -1,41 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scaling of input images: bytes of a fixed size, normalized by mean and std."""
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
 from saccade.core.errors import ShapeError
-
-
-class ImageFields(Protocol):
-    """The fields of a configuration about the input image."""
-
-    @property
-    def height_px(self) -> int:
-        """Height in pixels."""
-        ...
-
-    @property
-    def width_px(self) -> int:
-        """Width in pixels."""
-        ...
-
-    @property
-    def channels(self) -> int:
-        """Channels; 1: gray, 3: red, green, blue."""
-        ...
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Mean per channel, as a fraction of full white."""
-        ...
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """Standard deviation per channel, as a fraction of full white."""
-        ...
+from saccade.models.config_values import ImageFields
 
 
 class PixelScale(nn.Module):

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Residual networks with the names of torchvision."""
 
-from copy import copy, deepcopy
+from copy import deepcopy
 from itertools import pairwise
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from saccade.models.layers.pixels import ImageFields, PixelScale
+from saccade.models.config_values import ImageFields
+from saccade.models.layers.pixels import PixelScale
 from saccade.models.resnet_sizes import EXPANSION, ResNetSizes
 
 
@@ -99,12 +99,6 @@ class ResNetCells(nn.Module):
     def content(self, image: Tensor) -> Tensor:
         """Return the cells' features, and nothing about their places."""
         return self.resnet(self.scale(image).permute(0, 3, 1, 2)).flatten(2).mT
-
-    def folded(self) -> Self:
-        """Return a copy with folded batch norms."""
-        copied = copy(self)
-        copied._modules = {**self._modules, "resnet": self.resnet.folded()}
-        return copied
 
 
 def _convolution(before: int, width: int, size: int, stride: int) -> nn.Conv2d:

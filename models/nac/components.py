@@ -1,26 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The component of a NAC: its inputs and outputs."""
+"""The function of a NAC, and its component: inputs and outputs."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from torch import Tensor, stack
+from torch import Tensor, nn, stack
+from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
 from saccade.models.interface import Arrays, Component, TensorSpec
 from saccade.models.layers.attention_invariants import SUM_TOLERANCE
 from saccade.models.nac.config import NACConfig
+from saccade.models.nac.generator import CircuitInputs
+from saccade.models.nac.kernel import Kernel
+from saccade.models.nac.layers import without_padding
 
 OUTPUTS = ("logits", "probabilities", "embedding")
 SECOND = "_b"  # suffix of the names of a pair's second input and its length
 _DTYPES = {"image": "uint8", "bytes": "uint8", "characters": "int64"}
 
 
-class DetailedNAC(Protocol):
-    """A NAC or its folded form."""
+class NACFunction(nn.Module, ABC):
+    """The function of a NAC, folded or not; how it runs a circuit is the subclass's.
+
+    Every method that runs it takes `x` (image [b h w c] with values 0 to 255 of any type, tokens
+    [b n token_dim], points [b n 3], characters or bytes [b n]; a pair [b 2 ...]), `length` [b] or
+    [b 2] of at least 1 (valid tokens), `condition` [b m condition_dim] and `condition_length` [b]
+    (conditional NAC).
+    """
 
     config: NACConfig
+    kernel: Kernel
+    tokenizer: nn.Module
+
+    def inputs(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> CircuitInputs:
+        """Return the tokens of `x` with the rest of what a circuit depends on."""
+        tokens = without_padding(self.tokenizer(x, length), length)
+        return CircuitInputs(tokens, length, condition, condition_length)
 
     def details(
         self,
@@ -29,33 +53,62 @@ class DetailedNAC(Protocol):
         condition: Tensor | None = None,
         condition_length: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Return the named outputs, including attention and link."""
-        ...
+        """Return all exported outputs of one pass.
 
+        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1, attention
+                [b u n] of the read-in, and link [b u u], the probabilities of links (absent if
+                links are dense).
+        """
+        inputs = self.inputs(x, length, condition, condition_length)
+        state, attention, biases = self.run(inputs)
+        logits = self.logits(state)
+        answer = {
+            "logits": logits,
+            "probabilities": logits.softmax(-1),
+            "embedding": F.normalize(state, dim=-1),
+            "attention": attention,
+        }
+        if biases is not None:
+            links = self.links_of(biases)[..., : self.config.modules]
+            answer["link"] = links.expand(attention.shape[0], -1, -1)
+        return answer
 
-def nac_component(model: DetailedNAC) -> Component:
-    """Return the only component of a NAC: its input, a length if that varies, and its condition.
+    @abstractmethod
+    def run(self, inputs: CircuitInputs) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the state before the head, the read-in's weights, the logarithms of the links."""
 
-    Raises: SaccadeError if the configuration leaves open an axis that a file has to fix.
-    """
-    config = model.config
+    @abstractmethod
+    def logits(self, state: Tensor) -> Tensor:
+        """Return the head's logits of a state."""
 
-    def run(**inputs: Tensor) -> dict[str, Tensor]:
-        return model.details(*model_arguments(config, inputs))
+    def links_of(self, biases: Tensor) -> Tensor:
+        """Return the link probabilities of the third result of `run`."""
+        return self.kernel.links(biases)
 
-    def random(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
-        return random_inputs(config, rng, count)
+    def components(self) -> tuple[Component, ...]:
+        """Return the only component: its input, a length if that varies, and its condition.
 
-    dense = config.connectivity == "dense"
-    return Component(
-        role="",
-        inputs=input_specs(config),
-        outputs=OUTPUTS,
-        run=run,
-        optional=("attention",) if dense else ("attention", "link"),
-        random=random,
-        invariants={"attention_sums_to_one": attention_sums_to_one},
-    )
+        Raises: SaccadeError if the configuration leaves open an axis that a file has to fix.
+        """
+        config = self.config
+
+        def run(**inputs: Tensor) -> dict[str, Tensor]:
+            return self.details(*model_arguments(config, inputs))
+
+        def random(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+            return random_inputs(config, rng, count)
+
+        dense = config.connectivity == "dense"
+        component = Component(
+            role="",
+            inputs=input_specs(config),
+            outputs=OUTPUTS,
+            run=run,
+            optional=("attention",) if dense else ("attention", "link"),
+            random=random,
+            invariants={"attention_sums_to_one": attention_sums_to_one},
+        )
+        return (component,)
 
 
 def input_specs(config: NACConfig) -> tuple[TensorSpec, ...]:

@@ -4,11 +4,19 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
+from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count, Natural, NonNegative, Positive, Probability, Range, Share
 from saccade.models.budget import Budget, ComputeBudget, fraction_budget
-from saccade.models.config_values import ConfigValues
+from saccade.models.config_values import ConfigValues, ImageFields, shared_fields
 from saccade.models.data.listops import VOCABULARY
-from saccade.models.trunks import Activation, Kind, TrunkShape
+from saccade.models.trunks import (
+    KNOWN,
+    Activation,
+    Kind,
+    TrunkPort,
+    TrunkShape,
+    check_patches,
+)
 
 _COLOUR: dict[str, Any] = {"channels": 3, "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
 _WIDE: dict[str, Any] = {"dim": 128, "code_dim": 64, "ffn_dim": 256}
@@ -100,15 +108,23 @@ BUDGETS = ("1", "0.5", "0.25", "0.125")
 SOURCE = "Weiss et al. 2022, Neural Attentive Circuits"
 # Fields by their names in `TrunkShape`.
 _TRUNK_FIELDS = {
-    "stage_layers": "trunk_layers",
-    "stage_heads": "trunk_heads",
+    "dim": "trunk_dim",
+    "mlp_dim": "trunk_mlp_dim",
+    "pre_norm": "trunk_pre_norm",
+    "activation": "trunk_activation",
+    "qkv_bias": "trunk_qkv_bias",
+    "layer_norm_epsilon": "trunk_epsilon",
     "window": "trunk_window",
     "trained_windows": "trunk_windows_before",
+    "bottleneck": "trunk_bottleneck",
+    "remainder": "trunk_remainder",
 }
+# The same of a trunk with stages.
+_STAGE_FIELDS = {"stage_layers": "trunk_layers", "stage_heads": "trunk_heads"}
 
 
 @dataclass(frozen=True)
-class NACConfig(ConfigValues):
+class NACConfig(ImageFields, ConfigValues):
     """Configuration of a NAC; comments on fields mention what the paper leaves open.
 
     Raises: SaccadeError naming the first field that is out of range.
@@ -121,7 +137,7 @@ class NACConfig(ConfigValues):
     # image: uint8 values [b, h, w, c]; tokens: [b, n, token_dim]; points: [b, n, 3]; characters:
     # indices into the vocabulary [b, n]; bytes: uint8 [b, n]. All but images come with a length.
     input: Input = "image"
-    input_sets: int = 1  # 2: a pair (image and image_b), each marked by a vector
+    input_sets: Literal[1, 2] = 1  # 2: a pair (image and image_b), each marked by a vector
     # for images: one linear layer per patch, three small convolutions, the stages of a ConvNeXt, or
     # a trunk (vit, swin, swinv2, resnet), whose patches or cells are the tokens
     tokenizer: Tokenizer = "patch"
@@ -139,7 +155,7 @@ class NACConfig(ConfigValues):
     local_layers: Natural = 0  # for characters and bytes: residual convolutions
     local_width: Count = 5  # width of such a convolution, odd
     point_bands: Natural = 4  # octaves of the Fourier features of a point's coordinates
-    modules: Count = 64  # processor modules, 1 to 4,096
+    modules: Annotated[int, Range(1, MAX_MODULES)] = 64  # processor modules
     readout_modules: Count = 4
     dim: Count = 64  # width of a module's state
     code_dim: Count = 32
@@ -266,7 +282,6 @@ class NACConfig(ConfigValues):
         return fraction_budget(text, self.modules, "modules")
 
     def _check_sizes(self) -> None:
-        self._expect("modules", self.modules <= MAX_MODULES, f"at most {MAX_MODULES}")
         for heads, width in (("heads", "head_dim"), ("read_heads", "read_head_dim")):
             fits = getattr(self, width) > 0 or self.dim % getattr(self, heads) == 0
             self._expect(heads, fits, f"a divisor of dim ({self.dim}) if {width} is 0")
@@ -276,7 +291,6 @@ class NACConfig(ConfigValues):
             or (self.conditional and self.modules <= self.generator_modules <= MAX_MODULES),
             "0, or in a conditional NAC between modules and 4096",
         )
-        self._expect("input_sets", self.input_sets in (1, 2), "1, or 2 for a pair of inputs")
         gated = self.activation == "gelu" or self.ffn_gate == "none"
         self._expect("activation", gated, "'gelu' if ffn_gate is 'geglu'")
         fits = self.condition_dim > 0 or self.condition_tokens == 0
@@ -348,7 +362,8 @@ class NACConfig(ConfigValues):
             self._expect("trunk_heads", trunk.heads_fit(), "divisors of the widths")
             self._expect("trunk_mlp_dim", self.trunk_mlp_dim >= 1, "at least 1")
         if misfit := None if trunk.is_vit else trunk.misfit():
-            self._expect(_TRUNK_FIELDS.get(misfit[0], misfit[0]), False, misfit[1])
+            name = (_TRUNK_FIELDS | _STAGE_FIELDS).get(misfit[0], misfit[0])
+            self._expect(name, False, misfit[1])
         self._expect("token_width", self.tokens_width == trunk.width, f"{trunk.width}, the trunk's")
 
     def _check_links(self) -> None:
@@ -379,29 +394,16 @@ class NACConfig(ConfigValues):
             return None
         vit = self.tokenizer == "vit"
         return TrunkShape(
-            height_px=self.height_px,
-            width_px=self.width_px,
-            channels=self.channels,
-            mean=self.mean,
-            std=self.std,
+            **shared_fields(ImageFields, self),
+            **{name: getattr(self, field) for name, field in _TRUNK_FIELDS.items()},
             patch_px=self.patch_px,
-            dim=self.trunk_dim,
             trunk=self.tokenizer,  # type: ignore[arg-type]
             patches_only=vit and not self.trunk_first,
             registers=max(0, self.trunk_first - 1),
-            pre_norm=self.trunk_pre_norm,
-            activation=self.trunk_activation,
-            qkv_bias=self.trunk_qkv_bias,
-            layer_norm_epsilon=self.trunk_epsilon,
             layers=sum(self.trunk_layers) if vit else 0,
             heads=self.trunk_heads[0] if vit and self.trunk_heads else 1,
-            mlp_dim=self.trunk_mlp_dim,
             stage_layers=() if vit else self.trunk_layers,
             stage_heads=() if vit else self.trunk_heads,
-            window=self.trunk_window,
-            trained_windows=self.trunk_windows_before,
-            bottleneck=self.trunk_bottleneck,
-            remainder=self.trunk_remainder,
         )
 
     @property
@@ -421,3 +423,43 @@ class NACConfig(ConfigValues):
 
 
 PRESETS = {name: NACConfig(**fields) for name, fields in SIZES.items()}
+
+
+class NACTrunk(TrunkPort):
+    """The trunk whose patches a NAC reads, given to other models and taken from them.
+
+    Source: Weiss et al. 2022, section 4.4: a frozen pretrained backbone preprocesses the images.
+    """
+
+    config_class = NACConfig
+
+    def shape(self, name: str, config: NACConfig) -> TrunkShape:
+        """Return the shape of the tokenizer, if it is a trunk."""
+        if config.trunk is None:
+            raise SaccadeError(
+                f"--trunk {name}: this NAC reads its input through the tokenizer "
+                f"'{config.tokenizer}', not a trunk. Pass {KNOWN}."
+            )
+        return config.trunk
+
+    def place(self, config: NACConfig) -> str:
+        """Return the beginning of the names of the trunk's tensors."""
+        return "tokenizer.trunk." if config.input_sets == 1 else "tokenizer.each.trunk."
+
+    def fields(self, shape: TrunkShape) -> dict[str, Any]:
+        """Return the fields of images, tokenizer and trunk."""
+        check_patches(shape)
+        return {
+            **shared_fields(ImageFields, shape),
+            **{field: getattr(shape, name) for name, field in _TRUNK_FIELDS.items()},
+            "patch_px": shape.patch_px,
+            "input": "image",
+            "tokenizer": shape.trunk,
+            "token_width": shape.width,
+            "trunk_layers": (shape.layers,) if shape.is_vit else shape.stage_layers,
+            "trunk_heads": (shape.heads,) if shape.is_vit else shape.stage_heads,
+            "trunk_first": shape.specials + shape.registers if shape.is_vit else 1,
+        }
+
+
+TRUNK = NACTrunk()

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A NAC in evaluation with folded constants: the same function, far fewer products."""
+"""A NAC in evaluation with folded constants: the same function, far fewer products.
+
+A tensor is only overwritten if it was created in the same function. In-place operations matter:
+passes over memory cost as much as the products between them.
+"""
+
+import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from saccade.models.interface import Component
 from saccade.models.layers.pixels import check_image
 from saccade.models.layers.trunk import fold_trunks
-from saccade.models.nac.components import nac_component
-from saccade.models.nac.folded_layers import (
-    FoldedPropagator,
-    FoldedReadIn,
-    FoldedReadOut,
-    folded_head,
-)
+from saccade.models.nac.components import NACFunction
 from saccade.models.nac.generator import (
     Circuit,
     CircuitInputs,
@@ -21,12 +21,337 @@ from saccade.models.nac.generator import (
     generate,
     link_distances,
 )
-from saccade.models.nac.layers import without_padding
+from saccade.models.nac.layers import (
+    ModulatedHead,
+    Propagator,
+    ReadIn,
+    ReadOut,
+    length_mask,
+    masked_softmax,
+    mean_of_heads,
+    probe,
+    values_by_head,
+)
 from saccade.models.nac.model import NAC, heard_codes, reading_codes
-from saccade.models.nac.read_in import mean_of_heads
-from saccade.models.nac.read_out import head_outputs
-from saccade.models.nac.sequence_tokenizers import SymbolTokenizer, TokenProjection, sinusoids
-from saccade.models.nac.tokenizers import PairTokenizer, PatchTokenizer, patches
+from saccade.models.nac.modulation import ModFC, ModFFN, activate
+from saccade.models.nac.tokenizers import (
+    PairTokenizer,
+    PatchTokenizer,
+    SymbolTokenizer,
+    TokenProjection,
+    patches,
+    sinusoids,
+)
+
+
+class FoldedFC(nn.Module):
+    """A ModFC whose gain is one constant per module, or is computed from the code passed in.
+
+    `shift` is a constant before the gain: W ((x + shift) * gain) + b. If `bias` is false, b is
+    left out, because it cancels.
+
+    Shapes: x [b u inputs], code [b u c] (conditional only) -> [b u outputs].
+    """
+
+    gain: Tensor | None
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        source: ModFC,
+        code: Tensor | None,
+        *,
+        shift: Tensor | None = None,
+        bias: bool = True,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        modulated = source.modulation
+        self.source = source if modulated and code is None else None
+        gain = source.gain(code) if modulated and code is not None else None
+        self.register_buffer("gain", gain)
+        self.register_buffer("weight", (scale * source.linear.weight.mT).contiguous())
+        constant = scale * source.linear.bias if bias else None
+        if shift is not None and constant is not None:
+            constant = constant + (shift if gain is None else shift * gain) @ self.weight
+        self.register_buffer("bias", constant)
+
+    def scaled(self, x: Tensor, code: Tensor | None = None, *, fresh: bool = False) -> Tensor:
+        """Return x * gain, computed in place if x is fresh.
+
+        Shapes: x [b u inputs] -> same.
+        """
+        gain = self.gain_of(code)
+        if gain is None:
+            return x
+        return x.mul_(gain) if fresh else x * gain
+
+    def gain_of(self, code: Tensor | None = None) -> Tensor | None:
+        """Return the factor of a module's input; None without modulation.
+
+        Shapes: code [b u c] (conditional only) -> [u inputs] or [b u inputs].
+        """
+        return self.gain if self.source is None or code is None else self.source.gain(code)
+
+    def add_constant(self, value: Tensor) -> None:
+        """Add a constant per module to the output.
+
+        Shapes: value [u outputs].
+        """
+        self.bias = value if self.bias is None else value + self.bias
+
+    def forward(self, x: Tensor, code: Tensor | None = None, *, fresh: bool = False) -> Tensor:
+        bias, weight = self.bias, self.weight  # each attribute of a module costs a microsecond
+        rows = self.scaled(x, code, fresh=fresh).flatten(0, 1)
+        if bias is not None and bias.dim() == 1:
+            return torch.addmm(bias, rows, weight).view(*x.shape[:2], -1)
+        y = (rows @ weight).view(*x.shape[:2], -1)
+        return y if bias is None else y.add_(bias)
+
+    def add_to(self, residual: Tensor, x: Tensor, code: Tensor | None = None) -> Tensor:
+        """Return residual + forward(x), computed in residual; x is overwritten too.
+
+        Shapes: residual [b u outputs], x [b u inputs] -> [b u outputs].
+        """
+        bias = self.bias
+        rows = self.scaled(x, code, fresh=True).flatten(0, 1)
+        if bias is not None:
+            residual.add_(bias)
+        residual.view(-1, residual.shape[-1]).addmm_(rows, self.weight)
+        return residual
+
+
+class FoldedFFN(nn.Module):
+    """A ModFFN of two folded layers, added to its residual; overwrites the residual and x.
+
+    Shapes: residual and x [b u d] -> same.
+    """
+
+    def __init__(self, source: ModFFN, code: Tensor | None) -> None:
+        super().__init__()
+        self.activation = source.activation
+        self.widen, self.narrow = FoldedFC(source.widen, code), FoldedFC(source.narrow, code)
+
+    def forward(self, residual: Tensor, x: Tensor, code: Tensor | None = None) -> Tensor:
+        hidden = activate(self.widen(x, code, fresh=x is not residual), self.activation)
+        return self.narrow.add_to(residual, hidden, code)
+
+
+class FoldedPropagator(nn.Module):
+    """A propagator with constant gains, fused attention and the biases that do not cancel.
+
+    A key's bias adds the same to all scores of a query; a value's bias is added to the result.
+
+    Shapes: theta [b u d], overwritten, bias [u j] or [b u j], code [b u c] (conditional only),
+            senders [b j d] if modules attend to others besides each other -> [b u d].
+    """
+
+    joint_gain: Tensor | None
+    joint_weight: Tensor
+
+    def __init__(
+        self, source: nn.Module, code: Tensor | None, sender_code: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        assert isinstance(source, Propagator)
+        sender_code = code if sender_code is None else sender_code
+        self.heads = source.heads
+        scale = math.sqrt(source.heads / source.query.linear.out_features)
+        self.norm_attention, self.norm_ffn = source.norm_attention, source.norm_ffn
+        self.norm_senders = source.norm_senders
+        self.query = FoldedFC(source.query, code, scale=scale)
+        self.key = FoldedFC(source.key, sender_code, bias=False)
+        constant = code is not None
+        self.value = FoldedFC(source.value, sender_code, bias=not constant)
+        shift = source.value.linear.bias if constant else None
+        self.output = FoldedFC(source.output, code, shift=shift)
+        self.ffn = FoldedFFN(source.ffn, code)
+        layers = (self.query, self.key, self.value)
+        alone = sender_code is code and source.norm_senders is None
+        joint = alone and constant and source.query.modulation
+        layer_gains = [layer.gain for layer in layers if layer.gain is not None]
+        gains = torch.stack(layer_gains)[:, None] if joint else None
+        weights = torch.stack([layer.weight for layer in layers]) if joint else None
+        self.register_buffer("joint_gain", gains, persistent=False)
+        self.register_buffer("joint_weight", weights, persistent=False)
+
+    def forward(
+        self,
+        theta: Tensor,
+        bias: Tensor | None,
+        code: Tensor | None = None,
+        senders: Tensor | None = None,
+    ) -> Tensor:
+        x = self.norm_attention(theta)
+        if senders is None and self.norm_senders is None:
+            q, k, v = self._project(x, code)
+        else:
+            norm = self.norm_senders or self.norm_attention
+            heard = norm(theta if senders is None else senders)
+            q, k, v = self.query(x, code), self.key(heard, code), self.value(heard, code)
+        heard = fused_attention(q, k, v, bias, heads=self.heads)
+        theta = self.output.add_to(theta, heard, code)
+        return self.ffn(theta, self.norm_ffn(theta), code)
+
+    def _project(self, x: Tensor, code: Tensor | None) -> tuple[Tensor, ...]:
+        # One product of three is 1/8 faster in torch at 32 modules. ONNX Runtime takes twice as
+        # long for it, because it packs constant matrices in advance, but not batches of them.
+        gain, query_bias = self.joint_gain, self.query.bias
+        if gain is None or query_bias is None or torch.compiler.is_exporting():
+            return tuple(layer(x, code) for layer in (self.query, self.key, self.value))
+        b, u, d = x.shape
+        y = torch.bmm((x * gain).view(3, b * u, d), self.joint_weight)
+        y[0].add_(query_bias)
+        return y.view(3, b, u, -1).unbind(0)
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, heads: int) -> Tensor:
+    """Return softmax(q k^T + bias) v per slice of the channels; q is already scaled.
+
+    Shapes: q [b u d], k, v [b j d], bias [u j] or [b u j] -> [b u d].
+    """
+    b, u, d = q.shape
+    q, k, v = (x.view(b, -1, heads, d // heads) for x in (q, k, v))
+    if bias is not None and bias.dim() == 3:
+        bias = bias.unsqueeze(1)
+    q, v = q.transpose(1, 2), v.transpose(1, 2)
+    if torch.compiler.is_exporting():
+        # The exporter would write the fused operator as about twenty nodes of shape arithmetic.
+        scores = q @ k.permute(0, 2, 3, 1)
+        scores = scores if bias is None else scores + bias
+        heard = scores.softmax(-1) @ v
+    else:
+        # With a mask of 2 or 4 axes this is the tiled kernel, which never stores the scores.
+        k = k.transpose(1, 2)
+        heard = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
+    return heard.transpose(1, 2).reshape(b, u, d)
+
+
+class FoldedReadIn(nn.Module):
+    """Attention with one probe per module in token space; values are projected after pooling.
+
+    q . (W_k (m * x) + b_k) = (W_k^T q * m) . x + a constant, which the softmax over tokens drops;
+    sum_j a_j (W_v (m * x_j) + b_v) = W_v (m * sum_j a_j x_j) + b_v, since the a_j sum to 1.
+
+    Shapes: tokens [b n t], length [b], theta and code [b u ...] (conditional only) -> [b u d].
+    """
+
+    probe: Tensor
+
+    def __init__(self, source: ReadIn, theta: Tensor | None, code: Tensor | None) -> None:
+        super().__init__()
+        self.heads = source.heads
+        self.value = FoldedFC(source.value, code, bias=False)
+        self.output = FoldedFC(source.output, code, shift=source.value.linear.bias)
+        self.norm, self.ffn = source.norm, FoldedFFN(source.ffn, code)
+        self.residual = source.residual
+        if theta is None or code is None:
+            self.value, self.output = FoldedFC(source.value, None), FoldedFC(source.output, None)
+            self.source_norm, self.source_query = source.norm_query, source.query
+            self.source_key = source.key
+        else:
+            query = source.asked(theta, code)
+            self.register_buffer("probe", probe(query, source.key, code, self.heads))
+            if self.residual:
+                self.output.add_constant(theta)
+
+    def weights(
+        self,
+        tokens: Tensor,
+        length: Tensor | None = None,
+        theta: Tensor | None = None,
+        code: Tensor | None = None,
+    ) -> Tensor:
+        """Return the weight of each token for each module.
+
+        Shapes: as forward -> [b heads u n], the first head's rows first.
+        """
+        if theta is None or code is None:
+            scores = F.linear(tokens, self.probe).mT
+        else:
+            query = self.source_query(self.source_norm(theta), code)
+            scores = probe(query, self.source_key, code, self.heads) @ tokens.mT
+        return masked_softmax(scores, length_mask(length, tokens))
+
+    def read(
+        self,
+        weights: Tensor,
+        tokens: Tensor,
+        theta: Tensor | None = None,
+        code: Tensor | None = None,
+    ) -> Tensor:
+        """Return the states of modules that attend with these weights.
+
+        Shapes: weights [b heads u n], tokens [b n t] -> [b u d].
+        """
+        value, attended = self.value, weights @ tokens
+        if self.heads == 1:
+            y = value(attended, code, fresh=True)
+        else:
+            y = values_by_head(attended, value.weight.mT, value.gain_of(code), self.heads)
+            y = y if value.bias is None else y + value.bias
+        y = self.output(y, code, fresh=True)
+        y = theta + y if self.residual and theta is not None else y
+        return self.ffn(y, self.norm(y), code)
+
+
+class FoldedReadOut(nn.Module):
+    """A read-out with constant queries: also probes, and values projected after pooling.
+
+    Shapes: theta [b u d], bias [r u] or [b r u], code [b u c] (conditional only) -> [b d].
+    """
+
+    float32_products = True  # even in a half-precision model
+    probe: Tensor
+
+    def __init__(
+        self, source: ReadOut, initial: Tensor, read_out_code: Tensor, code: Tensor | None
+    ) -> None:
+        super().__init__()
+        self.key = FoldedFC(source.key, code, bias=False)
+        self.value = FoldedFC(source.value, code, bias=False)
+        shift = source.value.linear.bias
+        self.output = FoldedFC(source.output, read_out_code, shift=shift)
+        self.norm_states, self.norm = source.norm_states, source.norm
+        self.ffn, self.pool = FoldedFFN(source.ffn, read_out_code), source.pool
+        self.heads = source.heads
+        if source.residual:
+            self.output.add_constant(initial)
+        q = source.asked(initial, read_out_code).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        rows = q @ source.key.linear.weight.unflatten(0, (self.heads, -1)) / math.sqrt(q.shape[-1])
+        self.register_buffer("probe", rows.flatten(0, 1))  # the first head's rows first
+
+    def forward(self, theta: Tensor, bias: Tensor | None, code: Tensor | None = None) -> Tensor:
+        x = self.norm_states(theta)
+        scores = F.linear(self.key.scaled(x, code), self.probe).mT
+        if bias is not None:
+            scores = scores + (bias if self.heads == 1 else bias.repeat(*self.repeats(bias)))
+        pooled = scores.softmax(-1) @ self.value.scaled(x, code)
+        if self.heads == 1:
+            y = self.output(pooled @ self.value.weight)
+        else:
+            y = self.output(values_by_head(pooled, self.value.weight.mT, None, self.heads))
+        return self.pool(self.ffn(y, self.norm(y)))
+
+    def repeats(self, bias: Tensor) -> tuple[int, ...]:
+        """Return the repeats of a bias per axis: one copy per head."""
+        return (*(1 for _ in bias.shape[:-2]), self.heads, 1)
+
+
+def folded_head(head: nn.Module, code: Tensor) -> nn.Linear:
+    """Turn a last layer modulated by the first read-out module's code into a plain one.
+
+    Shapes: code [r c].
+    """
+    if not isinstance(head, ModulatedHead):
+        assert isinstance(head, nn.Linear)
+        return head
+    plain = torch.nn.utils.skip_init(nn.Linear, *head.linear.weight.shape[::-1])
+    plain = plain.to(head.linear.weight)
+    plain.weight.copy_(head.linear.weight * head.gain(code[0]))
+    plain.bias.copy_(head.linear.bias)
+    return plain
 
 
 class FoldedPatches(nn.Module):
@@ -70,7 +395,7 @@ def fold_tokenizer(source: nn.Module) -> nn.Module:
     return FoldedPatches(source) if isinstance(source, PatchTokenizer) else source
 
 
-class FoldedNAC(nn.Module):
+class FoldedNAC(NACFunction):
     """The result of `NAC.fold`: `forward` and `details` of a NAC, for evaluation only.
 
     Codes, signatures and initial states are constants. So every modulation is one vector per
@@ -87,7 +412,6 @@ class FoldedNAC(nn.Module):
     read_out_signatures: Tensor | None
     start: Tensor | None
 
-    @torch.no_grad()
     def __init__(self, source: NAC) -> None:
         super().__init__()
         self.config = source.config
@@ -96,6 +420,7 @@ class FoldedNAC(nn.Module):
         if self.config.conditional:
             self.generator, self.initial_state = source.generator, source.initial_state
             self.register_buffer("read_out_signatures", source.read_out_signatures)
+            self.register_buffer("links", None)
         else:
             circuit = source.generator()
             between, to_read_out = link_distances(circuit, source.read_out_signatures)
@@ -108,8 +433,6 @@ class FoldedNAC(nn.Module):
         self._fold_layers(source, circuit)
         self.head_norm = source.head_norm
         self.head = folded_head(source.head, source.read_out_codes)
-        self.requires_grad_(False)
-        self.eval()
 
     def _fold_layers(self, source: NAC, circuit: Circuit | None) -> None:
         reading = code = heard = theta = start = None
@@ -138,46 +461,18 @@ class FoldedNAC(nn.Module):
 
         Shapes: -> [b classes].
         """
-        return self._logits(self._run(x, length, condition, condition_length)[0])
+        return self.logits(self.run(self.inputs(x, length, condition, condition_length))[0])
 
-    def details(
-        self,
-        x: Tensor,
-        length: Tensor | None = None,
-        condition: Tensor | None = None,
-        condition_length: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Return all exported outputs of one pass.
+    def links_of(self, biases: Tensor) -> Tensor:
+        """Return the link probabilities: a constant, unless the circuit depends on the sample."""
+        return super().links_of(biases) if self.links is None else self.links
 
-        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1, attention
-                [b u n] of the read-in, and link [b u u], the probabilities of links (absent if
-                links are dense).
-        """
-        state, attention, bias = self._run(x, length, condition, condition_length)
-        answer = head_outputs(self._logits, state) | {"attention": attention}
-        if bias is not None:
-            links = self.kernel.links(bias) if self.config.conditional else self.links
-            assert links is not None
-            answer["link"] = links[..., : self.config.modules].expand(attention.shape[0], -1, -1)
-        return answer
-
-    def components(self) -> tuple[Component, ...]:
-        """Return the unfolded model's component, computed by this one."""
-        return (nac_component(self),)
-
-    def _run(
-        self,
-        x: Tensor,
-        length: Tensor | None,
-        condition: Tensor | None,
-        condition_length: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def run(self, inputs: CircuitInputs) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the state before the head, the read-in's weights, the logarithms of the links."""
-        tokens = without_padding(self.tokenizer(x, length), length)
+        tokens, length, condition, _ = inputs
         theta: Tensor | None = None
         code: Tensor | None = None
         if self.config.conditional:
-            inputs = CircuitInputs(tokens, length, condition, condition_length)
             circuit = generate(self.generator, self.config, inputs)
             between, to_read_out = link_distances(circuit, self.read_out_signatures)
             link_bias = self.kernel.constant(between)
@@ -200,5 +495,6 @@ class FoldedNAC(nn.Module):
         attention = mean_of_heads(weights, self.config.read_heads)
         return self.read_out(state, read_out_bias, code), attention, link_bias
 
-    def _logits(self, state: Tensor) -> Tensor:
+    def logits(self, state: Tensor) -> Tensor:
+        """Return the head's logits of a state."""
         return self.head(self.head_norm(state))

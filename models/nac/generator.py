@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.graph_priors import start_signatures
+from saccade.models.nac.kernel import signature_distance
 from saccade.models.nac.layers import length_mask, masked_softmax, without_padding
 from saccade.models.nac.modulation import linear
-from saccade.models.nac.skmdpa import signature_distance
 
 
 class Circuit(NamedTuple):

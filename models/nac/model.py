@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Neural Attentive Circuits: attentive modules with learned functions and learned links."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from saccade.core.errors import SaccadeError
-from saccade.models.budget import ComputeBudget
-from saccade.models.interface import Component, Family
+from saccade.models.budget import Budget, ComputeBudget
+from saccade.models.interface import Family
 from saccade.models.layers.trunk import block_layers
-from saccade.models.nac.components import input_names, length_names, nac_component
+from saccade.models.nac.components import NACFunction, input_names, length_names
 from saccade.models.nac.config import NACConfig as NACConfig
 from saccade.models.nac.generator import (
     Circuit,
@@ -21,22 +22,21 @@ from saccade.models.nac.generator import (
     generate,
     link_distances,
 )
-from saccade.models.nac.graph_priors import GraphStructure, repulsion
-from saccade.models.nac.kernel import Kernel
-from saccade.models.nac.layers import Propagator, initial_state, norm_where, without_padding
-from saccade.models.nac.prune import circuit_order, pruned
-from saccade.models.nac.read_in import ReadIn
-from saccade.models.nac.read_out import ReadOut, head_outputs, last_layer
+from saccade.models.nac.graph_priors import GraphStructure, degree_order, repulsion
+from saccade.models.nac.kernel import Kernel, signature_distance
+from saccade.models.nac.layers import (
+    Propagator,
+    ReadIn,
+    ReadOut,
+    initial_state,
+    last_layer,
+    norm_where,
+)
 from saccade.models.nac.tokenizers import tokenizer
 
 
-class NAC(nn.Module, Family):
+class NAC(NACFunction, Family):
     """A circuit generator, and the executor that runs its circuit on tokens.
-
-    Every method that runs the model takes `x` (image [b h w c] with values 0 to 255 of any type,
-    tokens [b n token_dim], points [b n 3], characters or bytes [b n]; a pair [b 2 ...]), `length`
-    [b] or [b 2] of at least 1 (valid tokens), `condition` [b m condition_dim] and
-    `condition_length` [b] (conditional NAC).
 
     Source: Weiss et al. 2022, Neural Attentive Circuits, section 2; the configuration documents
             decisions where the paper is silent.
@@ -110,47 +110,21 @@ class NAC(nn.Module, Family):
 
         Shapes: -> [b classes].
         """
-        inputs = self._given(x, length, condition, condition_length)
+        inputs = self.inputs(x, length, condition, condition_length)
         circuit = generate(self.generator, self.config, inputs, modules)
-        return self._logits(execute(self, inputs, circuit))
+        return self.logits(execute(self, inputs, circuit))
 
-    def details(
-        self,
-        x: Tensor,
-        length: Tensor | None = None,
-        condition: Tensor | None = None,
-        condition_length: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Return all exported outputs of one pass.
-
-        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1, attention
-                [b u n] of the read-in, and link [b u u], the probabilities of links (absent if
-                links are dense).
-        """
-        inputs = self._given(x, length, condition, condition_length)
+    def run(self, inputs: CircuitInputs) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the state before the head, the read-in's weights, the logarithms of the links."""
         circuit = generate(self.generator, self.config, inputs)
-        answer = head_outputs(self._logits, execute(self, inputs, circuit))
-        codes = reading_codes(circuit)
+        state, codes = execute(self, inputs, circuit), reading_codes(circuit)
         theta = self.initial_state(codes)
-        answer["attention"] = self.read_in.weights(theta, inputs.tokens, codes, length)
+        attention = self.read_in.weights(theta, inputs.tokens, codes, inputs.length)
         between, _ = link_distances(circuit, self.read_out_signatures)
-        biases = self.kernel.constant(between)
-        if biases is not None:
-            links = self.kernel.links(biases)[..., : circuit.codes.shape[-2]]
-            answer["link"] = links.expand(inputs.tokens.shape[0], -1, -1)
-        return answer
+        return state, attention, self.kernel.constant(between)
 
-    def _given(
-        self,
-        x: Tensor,
-        length: Tensor | None,
-        condition: Tensor | None,
-        condition_length: Tensor | None,
-    ) -> CircuitInputs:
-        tokens = without_padding(self.tokenizer(x, length), length)
-        return CircuitInputs(tokens, length, condition, condition_length)
-
-    def _logits(self, state: Tensor) -> Tensor:
+    def logits(self, state: Tensor) -> Tensor:
+        """Return the head's logits of a state."""
         x = self.head_norm(state)
         modulated = self.config.head == "modulated"
         return self.head(x, self.read_out_codes[0]) if modulated else self.head(x)
@@ -171,17 +145,15 @@ class NAC(nn.Module, Family):
         Raises: SaccadeError if a conditional NAC gets no samples.
         """
         if not self.config.conditional:
-            self.module_order.copy_(circuit_order(self.generator(), self.kernel))
-            return self.module_order
+            return self.module_order.copy_(self.rank_now())
         if x is None:
             raise SaccadeError(
                 "rank_modules: found no samples, but the circuit of a conditional NAC depends on "
                 "them. Pass calibration samples (and their condition)."
             )
-        inputs = self._given(x, length, condition, condition_length)
+        inputs = self.inputs(x, length, condition, condition_length)
         circuit = generate(self.generator, self.config, inputs)
-        self.module_order.copy_(circuit_order(circuit, self.kernel))
-        return self.module_order
+        return self.module_order.copy_(circuit_order(circuit, self.kernel))
 
     @torch.no_grad()
     def rank_now(self) -> Tensor:
@@ -217,12 +189,29 @@ class NAC(nn.Module, Family):
 
         Raises: SaccadeError if the budget is not in (0, 1] or keeps no module.
         """
-        fewer: NAC = pruned(self, budget)
-        return fewer
-
-    def components(self) -> tuple[Component, ...]:
-        """Return the only component; its role is empty, because it answers requests alone."""
-        return (nac_component(self),)
+        config = self.config
+        total = config.modules
+        keep = Budget(budget).of(total) if 0 < budget <= 1 else 0
+        if keep < 1:
+            raise SaccadeError(
+                f"budget {budget}: keeps no module of {total}, or is not above 0 and at most 1. "
+                f"Expected at least 1/{2 * total}. Choose a larger budget."
+            )
+        chosen = self.module_order[:keep]
+        names = ["codes", "signatures"]
+        if config.read_in_modules == 0:
+            names.append("read_in_codes")  # a read-in with separate modules keeps them all
+        if config.conditional:
+            names = ["kept"]
+            config = replace(config, generator_modules=config.generator_modules or total)
+        state = {name: value.clone() for name, value in self.state_dict().items()}
+        for name in (f"generator.{name}" for name in names):
+            if name in state:
+                state[name] = state[name][chosen]
+        state["module_order"] = torch.arange(keep, device=chosen.device)
+        small = NAC(replace(config, modules=keep), fresh=False).to(self.read_out_codes)
+        small.load_state_dict(state)
+        return small.train(self.training)
 
     def at(self, budget: ComputeBudget) -> "NAC":
         """Return the pruned model of that budget."""
@@ -243,6 +232,20 @@ class NAC(nn.Module, Family):
             "modules": config.modules,
             "grid": grid if image else None,
         }
+
+
+def circuit_order(circuit: Circuit, kernel: Kernel) -> Tensor:
+    """Return processor modules by descending degree, averaged over a conditional circuit's samples.
+
+    Shapes: signatures [u s] or [b u s] -> int64 [u]; their original order if links are dense.
+    """
+    signatures = circuit.signatures
+    if signatures is None:
+        return torch.arange(circuit.codes.shape[-2], device=circuit.codes.device)
+    biases = kernel.constant(signature_distance(signatures, signatures).double())
+    assert biases is not None
+    links = kernel.links(biases)
+    return degree_order(links.mean(0) if links.dim() == 3 else links)
 
 
 def reading_codes(circuit: Circuit) -> Tensor:

@@ -9,6 +9,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+def noised(code: Tensor, share: float, *, training: bool) -> Tensor:
+    """In training, move each component of a code uniformly by up to `share` of its size.
+
+    The move is constant with respect to the gradient.
+
+    Shapes: code [u c], the same move for all samples, or [b u c] -> same.
+    Source: the authors' code; the paper has none.
+    """
+    if not training or share == 0:
+        return code
+    size = code.detach().abs()
+    return code + (2 * torch.rand_like(size) - 1) * (share * size)
+
+
 def linear(inputs: int, outputs: int, *, scale: float = 1.0, bias: bool = True) -> nn.Linear:
     """Create a layer that preserves its input's variance (times scale squared), with bias 0."""
     layer = nn.Linear(inputs, outputs, bias=bias)

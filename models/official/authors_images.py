@@ -26,7 +26,7 @@ from saccade.models.preprocessing import (
 )
 
 if TYPE_CHECKING:
-    from saccade.models.layers.pixels import ImageFields
+    from saccade.models.config_values import ImageFields
 
 
 class AuthorsImages(NamedTuple):

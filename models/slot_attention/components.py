@@ -2,13 +2,14 @@
 """The components of a slot attention model: one splits an image, one paints edited slots."""
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from saccade.models.interface import Arrays, Component, TensorSpec
+from saccade.models.interface import Arrays, Component, TensorSpec, image_spec
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.slot_attention.config import SlotConfig
 from saccade.models.slot_attention.decoder import Painting
@@ -20,9 +21,10 @@ MASK_SUM = 1e-5  # allowed distance of a cell's mask sum from 1
 _CHUNK, _CHUNK_PIXELS = 64, 2**17
 
 
-class SlotFunction(nn.Module):
+class SlotFunction(nn.Module, ABC):
     """The function of a slot attention model, folded or not; its parts are the subclass's."""
 
+    config: SlotConfig
     scale: Any
     encoder: Any
     attention: Any
@@ -42,11 +44,14 @@ class SlotFunction(nn.Module):
         state, attention = self.attention(tokens, initial_state.to(tokens.dtype))
         return state, attention[-1].mean(1)
 
+    @abstractmethod
+    def rule(self) -> Rule:
+        """Return the rule for drawing initial states; see initial.py."""
 
-def slot_components(model: Any, rule: Rule) -> tuple[Component, ...]:
-    """Return both components of a model, or of its folded form."""
-    config: SlotConfig = model.config
-    return _apart(model, config, rule), _decode(model, config, rule)
+    def components(self) -> tuple[Component, ...]:
+        """Return the component that splits an image, and the decoder for edited slots."""
+        rule = self.rule()
+        return _apart(self, self.config, rule), _decode(self, self.config, rule)
 
 
 def _apart(model: Any, config: SlotConfig, rule: Rule) -> Component:
@@ -68,11 +73,10 @@ def _apart(model: Any, config: SlotConfig, rule: Rule) -> Component:
         seed = int(rng.integers(2**31))
         return {"image": image, "initial_state": _states(rule, config, count, seed)}
 
-    image = f"b {config.height_px} {config.width_px} {config.channels}"
     return Component(
         role="",
         inputs=(
-            TensorSpec("image", image, "uint8"),
+            image_spec(config),
             TensorSpec("initial_state", f"b k {config.state_dim}", "float32"),
         ),
         outputs=(*_state_names(config), "masks", "attention"),

@@ -2,12 +2,12 @@
 """The configuration of a slot attention model, and its named sizes."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from saccade.core.errors import SaccadeError
-from saccade.core.schema import Count, Natural, NonNegative, Positive
+from saccade.core.schema import Count, Length, Natural, NonNegative, Positive
 from saccade.models.budget import Budget, ComputeBudget
-from saccade.models.config_values import ConfigValues
+from saccade.models.config_values import ConfigValues, ImageFields
 
 Encoder = Literal["simple-cnn", "resnet"]
 GridEmbedding = Literal["concat", "project_add"]
@@ -23,7 +23,7 @@ POSE_NUMBERS = {"sa": 0, "t-sa": 2, "ts-sa": 4}
 
 
 @dataclass(frozen=True)
-class SlotConfig(ConfigValues):
+class SlotConfig(ImageFields, ConfigValues):
     """Configuration of a slot attention model; its defaults are the paper's for Tetrominoes.
 
     If the paper's Algorithm 1 differs from the authors' code, the default follows the code, and
@@ -46,7 +46,7 @@ class SlotConfig(ConfigValues):
     encoder_channels: tuple[Count, ...] = (64, 64, 64, 64)  # of simple-cnn, one per layer
     encoder_kernels: tuple[Count, ...] = (5, 5, 5, 5)
     encoder_strides: tuple[Count, ...] = (1, 1, 1, 1)
-    resnet_stages: tuple[Count, ...] = (3, 4, 6, 3)  # blocks per stage
+    resnet_stages: Annotated[tuple[Count, ...], Length(1)] = (3, 4, 6, 3)  # blocks per stage
     resnet_width: Count = 64  # channels of the first stage; each later stage doubles them
     # append: the grid becomes the last two channels; project_add: a linear layer of the grid is
     # added, and an equivariant model then reads two learned channels as its grid
@@ -82,7 +82,7 @@ class SlotConfig(ConfigValues):
     decoder: Decoder = "mlp"
     decoder_height: Count = 35  # the grid that slots are broadcast to
     decoder_width: Count = 35
-    decoder_channels: tuple[Count, ...] = (256, 256, 256, 256, 256)
+    decoder_channels: Annotated[tuple[Count, ...], Length(1)] = (256, 256, 256, 256, 256)
     decoder_kernels: tuple[Count, ...] = ()  # of cnn, one per layer
     decoder_strides: tuple[Count, ...] = ()
     decoder_transposed: tuple[bool, ...] = ()
@@ -126,8 +126,6 @@ class SlotConfig(ConfigValues):
         self._expect("grid_mlp_dim", fits, "at least 1 unless attention is 'sa'")
         fits = self.rounds >= 1 or self.equivariant
         self._expect("rounds", fits, "at least 1 if attention is 'sa'")
-        for name in ("decoder_channels", "resnet_stages"):
-            self._expect(name, len(getattr(self, name)) >= 1, "at least one number")
         fits = self.encoder != "resnet" or self.resnet_width % 32 == 0
         self._expect("resnet_width", fits, "a multiple of 32, the groups of its norms")
         parts = ["encoder"] if self.encoder == "simple-cnn" else []

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encoders from pixels to the tokens that slots compete for, with their grid positions."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -55,7 +57,7 @@ class SimpleCNN(nn.Module):
             strict=True,
         )
         self.layers = nn.ModuleList(SameConv(*layer) for layer in layers)
-        self.stride = _product(config.encoder_strides)
+        self.stride = math.prod(config.encoder_strides)
         self.outputs = config.encoder_channels[-1]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -171,10 +173,3 @@ def coordinates(height: int, width: int) -> Tensor:
     """
     rows, columns = torch.linspace(-1, 1, height), torch.linspace(-1, 1, width)
     return torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1)[None]
-
-
-def _product(strides: tuple[int, ...]) -> int:
-    total = 1
-    for stride in strides:
-        total *= stride
-    return total

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.models.interface import Component
-from saccade.models.slot_attention.components import SlotFunction, slot_components
+from saccade.models.slot_attention.components import SlotFunction
 from saccade.models.slot_attention.decoder import Decoder, Painting
 from saccade.models.slot_attention.encoders import Encoder, GridEmbedding
+from saccade.models.slot_attention.initial import Rule
 from saccade.models.slot_attention.rounds import GridReader, PlainReader, SlotAttention, SlotState
 
 Seen = tuple[Tensor, Tensor]
@@ -234,7 +234,6 @@ class FoldedGridEmbedding(nn.Module):
 class FoldedSlotModel(SlotFunction):
     """The result of `SlotModel.fold`: its forward and components, for evaluation only."""
 
-    @torch.no_grad()
     def __init__(self, source: Any) -> None:
         super().__init__()
         self.config = source.config
@@ -246,12 +245,10 @@ class FoldedSlotModel(SlotFunction):
             self.encoder.embedding = FoldedGridEmbedding(embedding, embedding.project)
         self.attention = fold_attention(source.attention)
         self.decoder = FoldedDecoder(source.decoder)
-        self.requires_grad_(False)
-        self.eval()
 
-    def components(self) -> tuple[Component, ...]:
-        """Return components with the model's roles, inputs and outputs."""
-        return slot_components(self, self._rule)
+    def rule(self) -> Rule:
+        """Return the rule of the unfolded model."""
+        return self._rule
 
 
 @torch.no_grad()

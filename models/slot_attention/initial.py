@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Initial slots: learned or drawn contents, drawn positions and scales, by a public rule.
 
-The rule is JSON, so that a server can follow it with numpy alone. For image i of a request with
-seed s, the generator is numpy.random.default_rng([s, i]). Draws come in this order:
+The rule is JSON, and this file needs numpy only: the router runs it too. For image i of a request
+with seed s, the generator is numpy.random.default_rng([s, i]). Draws come in this order:
 
 1. contents: if `kind` is gaussian, standard_normal((k, d)) times `std` plus `mean`; if it is
    learned, the first k rows of `slots`, without a draw;
@@ -14,42 +14,41 @@ seed s, the generator is numpy.random.default_rng([s, i]). Draws come in this or
 All is computed in float64, joined in this order along the last axis, and rounded to float32.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-from saccade.core.errors import SaccadeError
-from saccade.models.slot_attention.config import SlotConfig
-
-if TYPE_CHECKING:
-    import torch
 
 Rule = dict[str, Any]
 
 
-def rule_of(config: SlotConfig, contents: "dict[str, torch.Tensor]") -> Rule:
-    """Return a model's rule as JSON, from its configuration and its initial slots' weights."""
-    rule: Rule = {"kind": config.initial_slots}
-    for name, value in contents.items():
-        rule[name] = value.detach().double().cpu().tolist()
-    rule["positions"] = config.initial_positions if config.equivariant else None
-    rule["scale_mean"] = config.scale_mean if config.scaled else None
-    rule["scale_std"] = config.scale_std if config.scaled else None
-    return rule
+class WrongSlots(ValueError):
+    """A number of slots that the rule cannot draw; the message names both numbers."""
 
 
-def initial_state(rule: Rule, rng: np.random.Generator, slots: int) -> np.ndarray:
-    """Return the initial state of one image.
+def check_slots(rule: Rule, slots: int) -> None:
+    """Check that no more slots are requested than were learned.
 
-    Shapes: -> [k s] float32.
-    Raises: SaccadeError if fewer than one slot is requested, or more than were learned.
+    Raises: WrongSlots if there are more, or none.
     """
     most = len(rule["slots"]) if rule["kind"] == "learned" else slots
     if not 1 <= slots <= most:
-        expected = f"1 to {most}, the slots that were learned" if slots > most else "at least 1"
-        raise SaccadeError(
-            f"slots: found {slots}, expected {expected}. Change the number of slots."
-        )
+        raise WrongSlots(f"slots is {slots}, expected 1 to {most}, the number of learned slots")
+
+
+def initial_states(
+    rule: Rule, count: int, slots: int, *, seed: int = 0, first: int = 0
+) -> np.ndarray:
+    """Return the initial states of images `first` to `first + count - 1` of a request.
+
+    Shapes: -> [count k s] float32.
+    Raises: WrongSlots as `check_slots`.
+    """
+    check_slots(rule, slots)
+    generators = (np.random.default_rng([seed, first + index]) for index in range(count))
+    return np.stack([_state(rule, rng, slots) for rng in generators])
+
+
+def _state(rule: Rule, rng: np.random.Generator, slots: int) -> np.ndarray:
     if rule["kind"] == "learned":
         parts = [np.asarray(rule["slots"])[:slots]]
     else:
@@ -62,15 +61,3 @@ def initial_state(rule: Rule, rng: np.random.Generator, slots: int) -> np.ndarra
     if rule["scale_mean"] is not None:
         parts.append(rule["scale_mean"] + rule["scale_std"] * rng.standard_normal((slots, 2)))
     return np.concatenate(parts, axis=-1).astype(np.float32)
-
-
-def initial_states(
-    rule: Rule, count: int, slots: int, *, seed: int = 0, first: int = 0
-) -> np.ndarray:
-    """Return the initial states of images `first` to `first + count - 1` of a request.
-
-    Shapes: -> [count k s] float32.
-    Raises: SaccadeError as `initial_state`.
-    """
-    generators = (np.random.default_rng([seed, first + index]) for index in range(count))
-    return np.stack([initial_state(rule, rng, slots) for rng in generators])

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from saccade.models.budget import ComputeBudget
-from saccade.models.interface import Component, Family
+from saccade.models.interface import Family
 from saccade.models.layers.pixels import PixelScale
-from saccade.models.slot_attention.components import SlotFunction, slot_components
+from saccade.models.slot_attention.components import SlotFunction
 from saccade.models.slot_attention.config import SlotConfig as SlotConfig
 from saccade.models.slot_attention.decoder import Decoder
 from saccade.models.slot_attention.encoders import Encoder
-from saccade.models.slot_attention.initial import Rule, rule_of
+from saccade.models.slot_attention.initial import Rule
 from saccade.models.slot_attention.rounds import SlotAttention
 
 
@@ -77,13 +77,16 @@ class SlotModel(SlotFunction, Family):
             self.initial = InitialSlots(config)
             self.decoder = Decoder(config)
 
-    def components(self) -> tuple[Component, ...]:
-        """Return the component that splits an image, and the decoder for edited slots."""
-        return slot_components(self, self.rule())
-
     def rule(self) -> Rule:
         """Return the rule for drawing initial states; see initial.py."""
-        return rule_of(self.config, self.initial.contents())
+        config, contents = self.config, self.initial.contents()
+        return {
+            "kind": config.initial_slots,
+            **{name: value.detach().double().cpu().tolist() for name, value in contents.items()},
+            "positions": config.initial_positions if config.equivariant else None,
+            "scale_mean": config.scale_mean if config.scaled else None,
+            "scale_std": config.scale_std if config.scaled else None,
+        }
 
     def at(self, budget: ComputeBudget) -> "SlotModel":
         """Return the same weights with that many rounds."""

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The component of a second-order transformer, and the invariant of its exact svPN."""
+"""The function of a second-order transformer, its component, and the invariant of exact svPN."""
 
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from saccade.models.interface import Arrays, Component, Invariant, TensorSpec
+from saccade.core.errors import SaccadeError
+from saccade.models.interface import Arrays, Component, Invariant, TensorSpec, image_spec
 from saccade.models.sot.config import SoTConfig
+from saccade.models.sot.head import Head, HeadOutput, head_outputs
 
 INVARIANT_SAMPLES = 64  # the invariant recomputes their spectra
 # Relative to the largest: allowed distance of a singular value from s^alpha, after raising both to
@@ -20,9 +22,51 @@ REMEDY = (
 )
 
 
-def sot_components(model: Any) -> tuple[Component, ...]:
-    """Return the component of a model, or of its folded form."""
-    config: SoTConfig = model.config
+class SoTFunction(nn.Module):
+    """The function of a SoT, folded or not; its trunk and its head are the subclass's."""
+
+    config: SoTConfig
+    trunk: nn.Module
+    head: Head
+
+    def forward(self, x: Tensor, length: Tensor | None = None) -> Tensor:
+        """Return the logits.
+
+        Shapes: x image [b h w c], values 0 to 255 of any type, or tokens [b n d] with length [b]
+                -> [b classes].
+        """
+        return self.outputs(x, length)["logits"]
+
+    def answer(self, x: Tensor, length: Tensor | None = None) -> HeadOutput:
+        """Return the logits of both kinds of tokens, which training with late fusion needs."""
+        return self._answer(x, length)[0]
+
+    def outputs(self, x: Tensor, length: Tensor | None = None) -> dict[str, Tensor]:
+        """Return all exported outputs of one pass."""
+        answer, attention = self._answer(x, length)
+        outputs = head_outputs(answer, self.config.fusion)
+        return outputs if attention is None else outputs | {"attention": attention}
+
+    def _answer(self, x: Tensor, length: Tensor | None) -> tuple[HeadOutput, Tensor | None]:
+        if self.config.input != "tokens":
+            tokens = self.trunk(x)
+            return self.head(tokens.class_tokens, tokens.words), tokens.attention
+        if length is None:
+            raise SaccadeError(
+                "length: found none, but texts differ in length. Pass the number of valid tokens, "
+                "[b] int64."
+            )
+        weight = next(self.head.parameters())
+        tokens, kept = self.trunk(x.to(weight.dtype), length)
+        return self.head(tokens.class_tokens, tokens.words, kept), None
+
+    def components(self) -> tuple[Component, ...]:
+        """Return the only component: image, or tokens and length, to logits and embedding."""
+        return (_component(self),)
+
+
+def _component(model: SoTFunction) -> Component:
+    config = model.config
     optional = ["attention"] if config.input == "image" and config.shape.specials else []
     invariants: dict[str, Invariant] = {}
     if config.second_order:
@@ -37,23 +81,16 @@ def sot_components(model: Any) -> tuple[Component, ...]:
     def run_text(tokens: Tensor, length: Tensor) -> dict[str, Tensor]:
         return model.outputs(tokens, length)
 
-    return (
-        Component(
-            role="",
-            inputs=_text_inputs(config) if text else (_image_input(config),),
-            outputs=("logits", "probabilities", "embedding"),
-            optional=tuple(optional),
-            run=run_text if text else run_image,
-            random=_random_text(config) if text else None,
-            invariants=invariants,
-            remedy=REMEDY if invariants and not config.svpn_ridge else "",
-        ),
+    return Component(
+        role="",
+        inputs=_text_inputs(config) if text else (image_spec(config),),
+        outputs=("logits", "probabilities", "embedding"),
+        optional=tuple(optional),
+        run=run_text if text else run_image,
+        random=_random_text(config) if text else None,
+        invariants=invariants,
+        remedy=REMEDY if invariants and not config.svpn_ridge else "",
     )
-
-
-def _image_input(config: SoTConfig) -> TensorSpec:
-    axes = f"b {config.height_px} {config.width_px} {config.channels}"
-    return TensorSpec("image", axes, "uint8")
 
 
 def _text_inputs(config: SoTConfig) -> tuple[TensorSpec, TensorSpec]:

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The configuration of a second-order transformer, and its named sizes."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count, Natural, Positive, Probability, Range
 from saccade.models.budget import Budget, ComputeBudget
-from saccade.models.config_values import ConfigValues
+from saccade.models.config_values import ConfigValues, shared_fields
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from saccade.models.resnet_sizes import BLOCKS, STEM_PX, WIDTHS
-from saccade.models.trunks import Activation, Kind, TrunkShape
+from saccade.models.trunks import TrunkPort, TrunkShape
 
 SOURCE = "Xie et al. 2021, SoT: Delving Deeper into Classification Head for Transformer"
 Input = Literal["image", "tokens"]
-TokenEmbedding = Literal["naive", "densenet", "resnet", "inception", "non-local"]
-Position = Literal["sinusoid", "learned"]
 ClassToken = Literal["first", "last"]
 Pooling = Literal["mgcrp", "gap", "gcp"]
 Fusion = Literal["sum", "concat", "aggr-all", "late", "visual", "class"]
@@ -34,7 +32,7 @@ CONVOLUTION_PX = {
 
 
 @dataclass(frozen=True)
-class SoTConfig(ConfigValues):
+class SoTConfig(TrunkShape, ConfigValues):
     """Configuration of a SoT, and of ViT, DeiT, Swin and ResNet with or without its head.
 
     The defaults are a small model of 8x8 images with the paper's formulas. Comments mention what
@@ -49,40 +47,21 @@ class SoTConfig(ConfigValues):
     layer_counts = ("layers", "stage_layers")
     round_counts = ("mpn_steps", "singular_values", "iterations")
 
-    input: Input = "image"  # image: uint8 [b h w c]; tokens: states [b n d] of BERT or GPT
     height_px: Count = 8
     width_px: Count = 8
     channels: Count = 1
     mean: tuple[float, ...] = (0.5,)  # per channel, of pixels scaled to [0, 1]
     std: tuple[float, ...] = (0.5,)
+    input: Input = "image"  # image: uint8 [b h w c]; tokens: states [b n d] of BERT or GPT
     max_tokens: Count = 128  # per text
     class_token: ClassToken = "first"  # in a text: BERT's is first, GPT's last
-    # The trunk.
-    # vit: one resolution; swin, swinv2, resnet: stages, no class token
-    trunk: Kind = "vit"
-    # of a ViT: one linear layer per patch, or a stem and three blocks
-    token_embedding: TokenEmbedding = "naive"
-    dense_norm: bool = False  # batch norms in dense blocks, as in later releases of timm
-    patch_px: Count = 2  # side of the square that becomes one token
-    position: Position = "learned"  # sinusoid: fixed, as in the authors' code
-    remainder: bool = False  # of a ViT: pixels beyond the last whole patch are not read
-    patches_only: bool = False  # of a ViT: no class token, as in SigLIP
-    distillation: bool = False  # a second class token and classifier; the two are averaged
-    registers: Natural = 0  # tokens between class token and patches, which the head does not read
-    pre_norm: bool = False  # of a ViT: CLIP normalizes the tokens before the first block
-    activation: Activation = "gelu"  # of a ViT's blocks
-    dim: Count = 48  # width of a token; for a Swin, in its first stage; for a ResNet, of its stem
+    patch_px: Count = 2
+    dim: Count = 48
     layers: Count = 3
     heads: Count = 4
     mlp_dim: Count = 96
     qkv_bias: bool = False
     layer_norm_epsilon: Positive = 1e-5
-    stage_layers: tuple[Count, ...] = ()  # of a Swin or ResNet; each stage halves the grid
-    stage_heads: tuple[Count, ...] = ()  # of a Swin
-    window: Count = 7  # tokens per side
-    # of a Swin V2, per stage: windows before it was fine-tuned with larger ones; 0 or empty: as now
-    trained_windows: tuple[Natural, ...] = ()
-    bottleneck: bool = True  # of a ResNet: blocks of three convolutions instead of two
     # The head.
     fusion: Fusion = "sum"  # of class token and word tokens
     # width that the class token is projected to first (1,280 in table 3)
@@ -204,7 +183,7 @@ class SoTConfig(ConfigValues):
     @property
     def shape(self) -> TrunkShape:
         """The sizes of the trunk of images."""
-        return TrunkShape.of(self)
+        return TrunkShape(**shared_fields(TrunkShape, self))
 
     @property
     def width(self) -> int:
@@ -336,3 +315,35 @@ PRESETS: dict[str, SoTConfig] = {
     "sot-digits": SoTConfig(**SMALL),
     "sot-digits-tiny": SoTConfig(dim=16, heads=2, layers=1, mlp_dim=24, pool_heads=2, m=4, n=4),
 }
+
+
+class SoTTrunk(TrunkPort):
+    """The trunk of a SoT, ViT, DeiT, Swin or ResNet, given to other models and taken from them."""
+
+    config_class = SoTConfig
+    free = ("fusion",)
+
+    def shape(self, name: str, config: SoTConfig) -> TrunkShape:
+        """Return the shape of the trunk of images."""
+        if config.input != "image":
+            raise SaccadeError(
+                f"--trunk {name}: takes the states of a text, expected a model of images. "
+                "Pass another."
+            )
+        return config.shape
+
+    def place(self, config: SoTConfig) -> str:
+        """Return the beginning of the names of the trunk's tensors."""
+        return "trunk."
+
+    def fields(self, shape: TrunkShape) -> dict[str, Any]:
+        """Return all fields of the trunk; those of a ViT's blocks only for a ViT."""
+        fields = asdict(shape)
+        if not shape.is_vit:
+            fields = {name: value for name, value in fields.items() if name not in _OF_VIT}
+        # Without a class token, the other fusions have nothing to read.
+        return fields if shape.specials else fields | {"fusion": "visual"}
+
+
+_OF_VIT = ("layers", "heads", "mlp_dim")  # a trunk with stages has them by stage
+TRUNK = SoTTrunk()

@@ -8,19 +8,18 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from saccade.models.interface import Component
 from saccade.models.layers.pixels import check_image
 from saccade.models.layers.swin import Swin
 from saccade.models.layers.transformer import ACTIVATIONS, Block
 from saccade.models.layers.trunk import ResNetTrunk, fold_trunks
 from saccade.models.layers.vit import Tokens, ViT, class_attention, tokens_of
-from saccade.models.sot.components import sot_components
+from saccade.models.sot.components import SoTFunction
 from saccade.models.sot.head import Head
-from saccade.models.sot.model import SoT, outputs_of
+from saccade.models.sot.model import SoT
 from saccade.models.sot.tokens import ConvNorm, ConvolutionTokens, DenseBlock, NonLocalBlock
 
 
-class FoldedSoT(nn.Module):
+class FoldedSoT(SoTFunction):
     """The result of `SoT.fold`, for evaluation only.
 
     Batch norms are folded into their convolutions, the pixel scale into the first one. Positions
@@ -31,7 +30,6 @@ class FoldedSoT(nn.Module):
     Source: equal to the unfolded model up to rounding.
     """
 
-    @torch.no_grad()
     def __init__(self, source: SoT) -> None:
         super().__init__()
         self.config = source.config
@@ -43,23 +41,6 @@ class FoldedSoT(nn.Module):
             self.trunk = FoldedSwin(source.trunk)
         elif isinstance(source.trunk, ResNetTrunk):
             fold_trunks(source.trunk)
-        self.requires_grad_(False)
-        self.eval()
-
-    def forward(self, x: Tensor, length: Tensor | None = None) -> Tensor:
-        """Return the logits.
-
-        Shapes: as SoT.
-        """
-        return self.outputs(x, length)["logits"]
-
-    def outputs(self, x: Tensor, length: Tensor | None = None) -> dict[str, Tensor]:
-        """Return all exported outputs of one pass."""
-        return outputs_of(self, x, length)
-
-    def components(self) -> tuple[Component, ...]:
-        """Return the same components as the unfolded model."""
-        return sot_components(self)
 
 
 class FoldedPixels(nn.Module):

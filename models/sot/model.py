@@ -9,17 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.core.errors import SaccadeError, ShapeError
+from saccade.core.errors import ShapeError
 from saccade.models.budget import ComputeBudget
-from saccade.models.interface import Component, Family
+from saccade.models.interface import Family
 from saccade.models.layers.swin import SwinBlock
 from saccade.models.layers.transformer import Block
 from saccade.models.layers.trunk import block_layers, trunk_of
 from saccade.models.layers.vit import Tokens
 from saccade.models.shapes_only import Undrawn
-from saccade.models.sot.components import sot_components
+from saccade.models.sot.components import SoTFunction
+from saccade.models.sot.config import Normalization
 from saccade.models.sot.config import SoTConfig as SoTConfig
-from saccade.models.sot.head import Head, HeadOutput, head_outputs
+from saccade.models.sot.head import Head
 from saccade.models.sot.tokens import token_embedding
 
 INIT_STD = 0.02
@@ -52,7 +53,7 @@ class States(nn.Module):
         return Tokens(chosen, tokens, None), inside & ~special
 
 
-class SoT(nn.Module, Family):
+class SoT(SoTFunction, Family):
     """A trunk of images, or the states of a text, with the second-order head.
 
     Source: Xie et al. 2021, SoT: Delving Deeper into Classification Head for Transformer.
@@ -71,18 +72,6 @@ class SoT(nn.Module, Family):
             self.head = Head(config)
             if fresh:
                 self.apply(_draw)
-
-    def forward(self, x: Tensor, length: Tensor | None = None) -> Tensor:
-        """Return the logits.
-
-        Shapes: x image [b h w c], values 0 to 255 of any type, or tokens [b n d] with length [b]
-                -> [b classes].
-        """
-        return self.outputs(x, length)["logits"]
-
-    def answer(self, x: Tensor, length: Tensor | None = None) -> HeadOutput:
-        """Return the logits of both kinds of tokens, which training with late fusion needs."""
-        return answer_of(self, x, length)[0]
 
     def loss(
         self,
@@ -105,18 +94,10 @@ class SoT(nn.Module, Family):
             return torch.stack([crossed(logits) for logits in parts]).sum()
         return crossed(torch.stack(parts).sum(0))
 
-    def outputs(self, x: Tensor, length: Tensor | None = None) -> dict[str, Tensor]:
-        """Return all exported outputs of one pass."""
-        return outputs_of(self, x, length)
-
     def parameter_layers(self) -> tuple[tuple[str, ...], ...]:
         """Return the trunk before its blocks, each block, and what follows them."""
         blocks = block_layers(self.trunk, "trunk")
         return (("trunk",), *blocks, ("trunk.norm", "head")) if blocks else ()
-
-    def components(self) -> tuple[Component, ...]:
-        """Return the only component: image, or tokens and length, to logits and embedding."""
-        return sot_components(self)
 
     def at(self, budget: ComputeBudget) -> "SoT":
         """Return the model with that head; both share their weights."""
@@ -125,7 +106,7 @@ class SoT(nn.Module, Family):
             config = replace(config, fusion="class", svpn_ridge=0.0)
         elif budget.label != config.own_head:
             exact = budget.label == "exact"
-            name = "svpn" if exact else "svpn-fast"
+            name: Normalization = "svpn" if exact else "svpn-fast"
             config = replace(config, normalization=name, learned_start=False, svpn_ridge=0.0)
         with Undrawn():
             other = SoT(config, fresh=False)
@@ -141,28 +122,6 @@ class SoT(nn.Module, Family):
         if config.input == "tokens":
             metadata |= {"class_token": config.class_token, "max_tokens": config.max_tokens}
         return metadata
-
-
-def answer_of(model: Any, x: Tensor, length: Tensor | None) -> tuple[HeadOutput, Tensor | None]:
-    """Return the head's output and the trunk's attention, for a model or its folded form."""
-    if model.config.input == "tokens":
-        if length is None:
-            raise SaccadeError(
-                "length: found none, but texts differ in length. Pass the number of valid tokens, "
-                "[b] int64."
-            )
-        weight = next(model.head.parameters())
-        tokens, kept = model.trunk(x.to(weight.dtype), length)
-        return model.head(tokens.class_tokens, tokens.words, kept), None
-    tokens = model.trunk(x)
-    return model.head(tokens.class_tokens, tokens.words), tokens.attention
-
-
-def outputs_of(model: Any, x: Tensor, length: Tensor | None) -> dict[str, Tensor]:
-    """Return the named outputs of a model or its folded form."""
-    answer, attention = answer_of(model, x, length)
-    outputs = head_outputs(answer, model.config.fusion)
-    return outputs if attention is None else outputs | {"attention": attention}
 
 
 def _trunk(config: SoTConfig) -> nn.Module:

@@ -16,5 +16,5 @@ ENTRY = FamilyEntry(
     architectures=("vit", "clip", "dinov2", "siglip"),
     embedding_saved=True,
     picture="saccade.models.sparo.picture:slots_of_code",
-    focus="saccade.models.sparo.picture:focus",
+    focus="saccade.models.attention_maps:mean_map",
 )

@@ -1,58 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The components of a SPARO model: one for images, one for texts."""
+"""The function of a SPARO model, and its components: one for images, one for texts."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from saccade.models.interface import Arrays, Component, TensorSpec
-from saccade.models.sparo.config import SparoConfig
+from saccade.models.interface import Arrays, Component, TensorSpec, image_spec
+from saccade.models.sparo.config import PROBE_FEATURES, SparoConfig
+from saccade.models.sparo.pooling import PoolingOutput
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from saccade.models.sparo.pooling import PoolingOutput
-
-PROBE_FEATURES = "probe_features"  # those of DINO's linear probe
-
-
-def components_of(model: Any) -> tuple[Component, ...]:
-    """Return the components of a model with `config`, `encode_image` and `encode_text`.
-
-    Without a text tower, the image component answers requests alone and has no role.
-    """
-    config: SparoConfig = model.config
-    with_slots = config.pooling == "sparo"
-    outputs = ("embedding", "slots") if with_slots else ("embedding",)
-    optional = ("attention",) if with_slots else ()
-    of_image = (*optional, PROBE_FEATURES) if config.first_tokens else optional
-    image = Component(
-        role="image" if config.text else "",
-        inputs=(
-            TensorSpec(
-                "image", f"b {config.height_px} {config.width_px} {config.channels}", "uint8"
-            ),
-        ),
-        outputs=outputs,
-        run=lambda image: _named(model.encode_image(image)),
-        optional=of_image,
-        score=nearest_neighbour,
-    )
-    if not config.text:
-        return (image,)
-    text = Component(
-        role="text",
-        inputs=(TensorSpec("tokens", f"b {config.context_length}", "int64"),),
-        outputs=outputs,
-        run=lambda tokens: _named(model.encode_text(tokens)),
-        optional=optional,
-        random=lambda rng, count: {"tokens": random_tokens(config, rng, count)},
-    )
-    return image, text
+PROBED_BLOCKS = 4  # whose class tokens a linear probe gets
 
 
-def _named(pooled: "PoolingOutput") -> "dict[str, Tensor]":
+class TowerFunction(nn.Module):
+    """The function of a Sparo, folded or not; towers and poolings are the subclass's."""
+
+    config: SparoConfig
+    image: Any
+    image_pool: Any
+    text: Any
+    text_pool: Any
+    codebook: Any
+    slot_mask: Tensor
+
+    def encode_image(self, image: Tensor) -> PoolingOutput:
+        """Return the code of an image and its parts.
+
+        Shapes: image [b h w c], values 0 to 255 of any type.
+        """
+        codebook = self.codebook if self.config.pooling == "codebook" else None
+        if self.config.first_tokens:
+            tokens, classes = self.image.with_first(image)
+        else:
+            tokens, classes = self.image(image), ()
+        pooled: PoolingOutput = self.image_pool(tokens, None, codebook)
+        if classes and not self.training:
+            pooled = pooled._replace(probe_features=self._probe_features(classes, pooled.raw))
+        if not self.config.masked or pooled.slots is None:
+            return pooled
+        # Masks were trained on cosines, so the code gets length 1 again.
+        code = F.normalize((pooled.slots * self.slot_mask).flatten(1), dim=-1)
+        return pooled._replace(code=code, slots=code.unflatten(1, self.slot_mask.shape))
+
+    def encode_text(self, tokens: Tensor) -> PoolingOutput:
+        """Return the code of a text and its parts.
+
+        Shapes: tokens [b context_length] int64.
+        """
+        query = self.codebook if self.config.pooling == "codebook" else None
+        if self.config.share_queries:
+            query = getattr(self.image_pool.read_out, "query", None)  # None if it is folded
+        pooled: PoolingOutput = self.text_pool(self.text(tokens), self.text.end(tokens), query)
+        return pooled
+
+    def _probe_features(self, classes: Sequence[Tensor], raw: Tensor | None) -> Tensor:
+        """Return the class tokens after the last four blocks, normalized by the norm of all tokens.
+
+        Slots before their normalization take the place of the last one.
+
+        Shapes: classes [b w], raw [b k v] -> [b f].
+        Source: Vani et al. 2024, appendix C.2; DINO's linear probe (Caron et al. 2021).
+        """
+        norm = self.get_submodule(self.config.trunk_norm)
+        count = PROBED_BLOCKS if raw is None else PROBED_BLOCKS - 1
+        parts = [norm(token) for token in classes[-count:]]
+        if raw is not None:
+            # Of types with gates, a gate comes before the slot.
+            parts.append(raw[..., -self.config.slot_dim :].flatten(1))
+        return torch.cat(parts, 1)
+
+    def components(self) -> tuple[Component, ...]:
+        """Return the image tower and, if there is one, the text tower.
+
+        Without a text tower, the image component answers requests alone and has no role.
+        """
+        config = self.config
+        with_slots = config.pooling == "sparo"
+        outputs = ("embedding", "slots") if with_slots else ("embedding",)
+        optional = ("attention",) if with_slots else ()
+        image = Component(
+            role="image" if config.text else "",
+            inputs=(image_spec(config),),
+            outputs=outputs,
+            run=lambda image: _named(self.encode_image(image)),
+            optional=(*optional, PROBE_FEATURES) if config.first_tokens else optional,
+            score=nearest_neighbour,
+        )
+        if not config.text:
+            return (image,)
+        text = Component(
+            role="text",
+            inputs=(TensorSpec("tokens", f"b {config.context_length}", "int64"),),
+            outputs=outputs,
+            run=lambda tokens: _named(self.encode_text(tokens)),
+            optional=optional,
+            random=lambda rng, count: {"tokens": random_tokens(config, rng, count)},
+        )
+        return image, text
+
+
+def _named(pooled: PoolingOutput) -> dict[str, Tensor]:
     outputs = {"embedding": pooled.code}
     if pooled.slots is not None and pooled.attention is not None:
         outputs |= {"slots": pooled.slots, "attention": pooled.attention}

@@ -7,10 +7,10 @@ from typing import Any, Literal
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count, Natural, Positive
 from saccade.models.budget import ComputeBudget, fraction_budget
-from saccade.models.config_values import ConfigValues
+from saccade.models.config_values import ConfigValues, shared_fields
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from saccade.models.resnet_sizes import EXPANSION
-from saccade.models.trunks import Activation, Kind, TrunkShape
+from saccade.models.trunks import TrunkFields, TrunkShape
 
 REPRESENTATIONS = ("cont", "sqrtsem", "sem")
 WEIGHTS = ("const", "norm", "sqrtsoftmax", "softmax")
@@ -19,6 +19,7 @@ GATES = ("sqrtsoftmax", "softmax")  # these weight a slot by its first channel
 Pooling = Literal["sparo", "cls", "gap", "attention", "codebook", "map", "mean"]
 TextPooling = Literal["same", "eos", "attention"]
 Tokenizer = Literal["clip", "words", "custom"]
+PROBE_FEATURES = "probe_features"  # the output with the features of DINO's linear probe
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -55,7 +56,7 @@ class PoolerShape:
 
 
 @dataclass(frozen=True)
-class SparoConfig(ConfigValues):
+class SparoConfig(TrunkFields, ConfigValues):
     """Configuration of two towers (or only the image tower) and of the pooling of their tokens.
 
     Raises: SaccadeError naming the first field that is out of range.
@@ -74,20 +75,10 @@ class SparoConfig(ConfigValues):
     patch_px: Count = 32
     patch_bias: bool = False  # True in DINO, False in CLIP
     pre_norm: bool = True  # CLIP normalizes the tokens before the first block
-    registers: Natural = 0  # tokens of the image between class token and patches
-    remainder: bool = False  # of a ViT: pixels beyond the last whole patch are not read
-    patches_only: bool = False  # no class token, as in SigLIP
     image_width: Count = 768  # of the tokens that are pooled
-    image_layers: Natural = 12
+    image_layers: Natural = 12  # of a ViT; the others have `stage_layers`
     image_heads: Count = 12
     image_hidden: Count = 3072
-    # swin, swinv2 and resnet have stages instead of image_layers, and no class token
-    trunk: Kind = "vit"
-    stage_layers: tuple[Count, ...] = ()
-    stage_heads: tuple[Count, ...] = ()
-    window: Count = 7  # of a Swin, tokens per side
-    trained_windows: tuple[Natural, ...] = ()
-    bottleneck: bool = True  # of a ResNet
     eps: Positive = 1e-5  # of every LayerNorm; DINO: 1e-6
     text: bool = True  # False: only the image tower, as in DINO
     context_length: Count = 77
@@ -100,7 +91,6 @@ class SparoConfig(ConfigValues):
     words: tuple[str, ...] = ()
     merges: tuple[str, ...] = ()  # pairs of letters separated by a space; empty: unknown
     end_token: Natural = 0  # the id that ends a text; 0: the largest id of the text
-    activation: Activation = "gelu"
     reduce_depth: Natural = 0  # blocks left out of both towers; SPARO replaces the last one
     pooling: Pooling = "sparo"
     text_pooling: TextPooling = "same"  # same: the image's; for cls and gap, the end token's state
@@ -257,28 +247,12 @@ class SparoConfig(ConfigValues):
         if self.trunk == "resnet" and self.bottleneck:
             wider *= EXPANSION
         return TrunkShape(
-            height_px=self.height_px,
-            width_px=self.width_px,
-            channels=self.channels,
-            mean=self.mean,
-            std=self.std,
-            patch_px=self.patch_px,
+            **shared_fields(TrunkFields, self),
             dim=self.image_width // wider,
-            trunk=self.trunk,
-            remainder=self.remainder,
-            patches_only=self.patches_only,
-            registers=self.registers,
-            pre_norm=self.pre_norm,
-            activation=self.activation,
             layer_norm_epsilon=self.eps,
             layers=self.image_layers - self.reduce_depth if vit else 0,
             heads=self.image_heads,
             mlp_dim=self.image_hidden,
-            stage_layers=self.stage_layers,
-            stage_heads=self.stage_heads,
-            window=self.window,
-            trained_windows=self.trained_windows,
-            bottleneck=self.bottleneck,
         )
 
     @property

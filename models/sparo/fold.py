@@ -6,13 +6,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from saccade.models.interface import Component
 from saccade.models.layers.pixels import check_image
 from saccade.models.layers.trunk import fold_trunks
-from saccade.models.sparo.components import components_of
-from saccade.models.sparo.model import Sparo, encode_image, encode_text
-from saccade.models.sparo.pooling import AttentionPool, MapPool, PoolingOutput
-from saccade.models.sparo.readout import SlotReadOut, attend
+from saccade.models.sparo.components import TowerFunction
+from saccade.models.sparo.model import Sparo
+from saccade.models.sparo.pooling import AttentionPool, MapPool, SlotReadOut, attend
 from saccade.models.sparo.towers import ImageTower, passed
 
 
@@ -72,13 +70,15 @@ class FoldedImageTower(nn.Module):
     @torch.no_grad()
     def __init__(self, source: ImageTower) -> None:
         super().__init__()
-        self.size = source.size
+        self.size = source.scale.size
         self.blocks, self.norm_input = source.blocks, source.norm_input
         patches = source.patches
         side = patches.kernel_size[0]
         self.patches = nn.Conv2d(patches.in_channels, patches.out_channels, side, side, bias=False)
         self.patches.to(patches.weight)
-        mean, std = (moment[None, :, None, None] for moment in (source.mean, source.std))
+        mean, std = (
+            moment[None, :, None, None] for moment in (source.scale.mean, source.scale.std)
+        )
         self.patches.weight.copy_(patches.weight / (255 * std))
         constant = -(patches.weight * (mean / std)).sum((1, 2, 3))
         if patches.bias is not None:
@@ -103,16 +103,13 @@ class FoldedImageTower(nn.Module):
         return passed(self.blocks, x)
 
 
-class FoldedSparo(nn.Module):
+class FoldedSparo(TowerFunction):
     """The result of `Sparo.fold`: `encode_image` and `encode_text`, for evaluation only."""
 
-    slot_mask: Tensor
-
-    @torch.no_grad()
     def __init__(self, source: Sparo) -> None:
         super().__init__()
         config = self.config = source.config
-        self.image: nn.Module = source.image
+        self.image = source.image
         if isinstance(source.image, ImageTower):
             self.image = FoldedImageTower(source.image)
         fold_trunks(self.image)
@@ -128,8 +125,6 @@ class FoldedSparo(nn.Module):
                 module.constant = module.asked()
         if config.masked:
             self.register_buffer("slot_mask", source.slot_mask)
-        self.requires_grad_(False)
-        self.eval()
 
     def _fold_read_outs(self) -> None:
         pools = [self.image_pool, *([self.text_pool] if self.config.text else [])]
@@ -139,15 +134,3 @@ class FoldedSparo(nn.Module):
             query = shared if source.query is None else source.query
             assert query is not None
             pool.read_out = FoldedSlotReadOut(source, query)
-
-    def encode_image(self, image: Tensor) -> PoolingOutput:
-        """Do the same as Sparo.encode_image."""
-        return encode_image(self, image)
-
-    def encode_text(self, tokens: Tensor) -> PoolingOutput:
-        """Do the same as Sparo.encode_text."""
-        return encode_text(self, tokens)
-
-    def components(self) -> tuple[Component, ...]:
-        """Return the same components as a Sparo."""
-        return components_of(self)

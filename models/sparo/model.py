@@ -10,24 +10,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
 from saccade.models.budget import ComputeBudget
-from saccade.models.interface import Component, Family
+from saccade.models.interface import Family
 from saccade.models.layers.swin import SwinBlock
 from saccade.models.layers.transformer import Block
 from saccade.models.layers.trunk import block_layers
-from saccade.models.sparo.components import components_of
+from saccade.models.sparo.components import TowerFunction
 from saccade.models.sparo.config import SparoConfig as SparoConfig
-from saccade.models.sparo.pooling import PoolingOutput, pool
-from saccade.models.sparo.readout import selected
+from saccade.models.sparo.pooling import pool, selected
 from saccade.models.sparo.towers import ImageTower, StagedTower, TextTower
 
-PROBED_BLOCKS = 4  # whose class tokens a linear probe gets
 
-
-class Sparo(nn.Module, Family):
+class Sparo(TowerFunction, Family):
     """Two towers (or only the image tower), each with a pooling of its tokens into a code.
 
     Source: Vani et al. 2024, SPARO, section 3; the configuration names the baselines.
@@ -36,7 +32,6 @@ class Sparo(nn.Module, Family):
     config_class = SparoConfig
     repeated_blocks = (Block, SwinBlock)
     slot_order: Tensor
-    slot_mask: Tensor
 
     def __init__(self, config: SparoConfig, *, fresh: bool = True) -> None:
         """Draw the weights from config.seed."""
@@ -45,7 +40,7 @@ class Sparo(nn.Module, Family):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             tower = ImageTower if config.trunk == "vit" else StagedTower
-            self.image: nn.Module = tower(config)
+            self.image = tower(config)
             self.image_pool = pool(config, "image")
             if config.text:
                 self.text = TextTower(config)
@@ -58,20 +53,6 @@ class Sparo(nn.Module, Family):
             self.register_buffer("slot_order", torch.arange(count))
             if config.masked:
                 self.register_buffer("slot_mask", torch.ones(count, config.slot_dim))
-
-    def encode_image(self, image: Tensor) -> PoolingOutput:
-        """Return the code of an image and its parts.
-
-        Shapes: image [b h w c], values 0 to 255 of any type.
-        """
-        return encode_image(self, image)
-
-    def encode_text(self, tokens: Tensor) -> PoolingOutput:
-        """Return the code of a text and its parts.
-
-        Shapes: tokens [b context_length] int64.
-        """
-        return encode_text(self, tokens)
 
     def forward(self, image: Tensor, tokens: Tensor) -> Tensor:
         """Return the similarity of each image to each text.
@@ -93,10 +74,6 @@ class Sparo(nn.Module, Family):
         padded = [((),) * (most - len(blocks)) + blocks for blocks in tower_blocks]
         blocks = (sum(parts, ()) for parts in zip(*padded, strict=True))
         return (towers, *blocks, ("image_pool", "text_pool"))
-
-    def components(self) -> tuple[Component, ...]:
-        """Return the image tower and, if there is one, the text tower."""
-        return components_of(self)
 
     def at(self, budget: ComputeBudget) -> "Sparo":
         """Return the model with the first slots of `slot_order`, itself for all of them."""
@@ -167,55 +144,6 @@ def _blocks(tower: nn.Module, place: str) -> tuple[tuple[str, ...], ...]:
         return block_layers(tower.trunk, f"{place}.trunk")
     count = len(list(tower.get_submodule("blocks").children()))
     return tuple((f"{place}.blocks.{index}",) for index in range(count))
-
-
-def encode_image(model: Any, image: Tensor) -> PoolingOutput:
-    """Encode an image with a Sparo or its folded form.
-
-    Shapes: image [b h w c], values 0 to 255 of any type.
-    """
-    codebook = model.codebook if model.config.pooling == "codebook" else None
-    if model.config.first_tokens:
-        tokens, classes = model.image.with_first(image)
-    else:
-        tokens, classes = model.image(image), ()
-    pooled: PoolingOutput = model.image_pool(tokens, None, codebook)
-    if classes and not model.training:
-        pooled = pooled._replace(probe_features=_probe_features(model, classes, pooled.raw))
-    if not model.config.masked or pooled.slots is None:
-        return pooled
-    # Masks were trained on cosines, so the code gets length 1 again.
-    code = F.normalize((pooled.slots * model.slot_mask).flatten(1), dim=-1)
-    return pooled._replace(code=code, slots=code.unflatten(1, model.slot_mask.shape))
-
-
-def _probe_features(model: Any, classes: Sequence[Tensor], raw: Tensor | None) -> Tensor:
-    """Return the class tokens after the last four blocks, normalized by the norm of all tokens.
-
-    Slots before their normalization take the place of the last one.
-
-    Shapes: classes [b w], raw [b k v] -> [b f].
-    Source: Vani et al. 2024, appendix C.2; DINO's linear probe (Caron et al. 2021).
-    """
-    norm = model.get_submodule(model.config.trunk_norm)
-    count = PROBED_BLOCKS if raw is None else PROBED_BLOCKS - 1
-    parts = [norm(token) for token in classes[-count:]]
-    if raw is not None:
-        # Of types with gates, a gate comes before the slot.
-        parts.append(raw[..., -model.config.slot_dim :].flatten(1))
-    return torch.cat(parts, 1)
-
-
-def encode_text(model: Any, tokens: Tensor) -> PoolingOutput:
-    """Encode a text with a Sparo or its folded form.
-
-    Shapes: tokens [b context_length] int64.
-    """
-    query = model.codebook if model.config.pooling == "codebook" else None
-    if model.config.share_queries:
-        query = getattr(model.image_pool.read_out, "query", None)  # None if it is folded
-    pooled: PoolingOutput = model.text_pool(model.text(tokens), model.text.end(tokens), query)
-    return pooled
 
 
 def slots_sha256(slots: Sequence[int]) -> str:

@@ -1,30 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranking of slots: by the accuracy of each slot alone, or by trained masks."""
+"""Ranking of slots by the accuracy of each alone or by trained masks, and the codes it needs."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd import grad
 from torch.nn import functional as F
 
 from saccade.core import limits
 from saccade.core.errors import SaccadeError
 from saccade.core.files import read_bounded, write_atomically
 from saccade.core.json_text import parse_json
+from saccade.core.schema import Length, Share, field_kinds, typed
 from saccade.models.sparo.model import Sparo
+from saccade.models.sparo.pooling import PoolingOutput
+from saccade.models.sparo.text_tokens import encode_texts
 from saccade.models.sparo.zero_shot import class_vectors, unit
 
-KINDS = ("accuracy", "negatives", "slot", "dimension")
-_KEYS = {"order", "mask", "kind", "data", "checkpoint_sha256"}
+_CHUNK = 200
+
+
+@torch.no_grad()
+def image_slots(model: Sparo, images: np.ndarray) -> np.ndarray:
+    """Return the codes of images, by slot if there are slots.
+
+    Shapes: images [n h w c] uint8 -> [n l v], or [n 1 e] for a baseline.
+    """
+    device = next(model.parameters()).device
+    parts = (np.asarray(images[i : i + _CHUNK]) for i in range(0, len(images), _CHUNK))
+    return _gathered([model.encode_image(torch.from_numpy(part).to(device)) for part in parts])
+
+
+@torch.no_grad()
+def text_slots(model: Sparo, texts: Sequence[str], *, truncate: bool = False) -> np.ndarray:
+    """Return the codes of texts, by slot if there are slots; `truncate` cuts texts that are long.
+
+    Shapes: -> [len(texts) l v], or [len(texts) 1 e] for a baseline.
+    """
+    device = next(model.parameters()).device
+    tokens = torch.from_numpy(encode_texts(model.runtime_metadata(), texts, truncate=truncate))
+    return _gathered([model.encode_text(part.to(device)) for part in tokens.split(_CHUNK)])
+
+
+def _gathered(pooled: Sequence[PoolingOutput]) -> np.ndarray:
+    arrays = [batch.code.unsqueeze(1) if batch.slots is None else batch.slots for batch in pooled]
+    return torch.cat(arrays).float().cpu().numpy()
+
+
+Kind = Literal["accuracy", "negatives", "slot", "dimension"]
+KINDS = get_args(Kind)
 _MOMENTUM = 0.9
 _BATCH = 256  # samples per step; the paper gives no number
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The content of a selection's file: slots in their order, and a mask of the image codes."""
+
+    order: tuple[int, ...]
+    mask: Annotated[tuple[tuple[Share, ...], ...] | tuple[Share, ...], Length(1)] | None
+    kind: Kind
+    data: str
+    checkpoint_sha256: str
+
+    def __post_init__(self) -> None:
+        if self.mask and len({np.size(row) for row in self.mask}) > 1:
+            raise SaccadeError("mask: found rows of different lengths, expected equal ones.")
 
 
 def rank_slots(
@@ -85,8 +132,7 @@ def train_masks(
     shape = image.shape[1:] if kind == "dimension" else (*image.shape[1:2], 1)
     theta = torch.zeros(shape, requires_grad=True)
     alpha = torch.tensor(math.log(100.0), requires_grad=True)
-    learned = (theta, alpha)
-    speed = [torch.zeros_like(parameter) for parameter in learned]
+    optimizer = torch.optim.SGD((theta, alpha), lr=learning_rate, momentum=_MOMENTUM)
     generator = torch.Generator().manual_seed(seed)
     best, kept = _fit(image, texts, _mask(theta, alpha)), _mask(theta, alpha).detach()
     for _ in range(epochs):
@@ -96,10 +142,9 @@ def train_masks(
             )
             target = torch.zeros(len(chosen), dtype=torch.long)
             loss = F.cross_entropy(_scale(alpha) * cosines, target)
-            with torch.no_grad():
-                for parameter, v, slope in zip(learned, speed, grad(loss, learned), strict=True):
-                    v.mul_(_MOMENTUM).add_(slope)
-                    parameter.sub_(learning_rate * v)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
         fit = _fit(image, texts, _mask(theta, alpha))
         if fit > best:
             best, kept = fit, _mask(theta, alpha).detach()
@@ -167,32 +212,16 @@ def read_selection(path: Path) -> dict[str, Any]:
         raise SaccadeError(
             f"{path}: not a readable selection of slots ({error}). Write one with: saccade select"
         ) from error
-    if not isinstance(content, dict) or set(content) != _KEYS or not _is_selection(content):
+    try:
+        typed(Selection, content, "")
+    except SaccadeError as error:
         raise SaccadeError(
-            f"{path}: expected the keys {sorted(_KEYS)} with a kind of {', '.join(KINDS)}, an "
-            "order of whole numbers, and a mask of numbers or null. Write one with: saccade select"
-        )
-    return content
-
-
-def _is_selection(content: Mapping[str, Any]) -> bool:
-    order, mask = content["order"], content["mask"]
-    texts = all(isinstance(content[key], str) for key in ("kind", "data", "checkpoint_sha256"))
-    whole = isinstance(order, list) and all(type(slot) is int for slot in order)
-    return texts and content["kind"] in KINDS and whole and (mask is None or _is_mask(mask))
-
-
-def _is_mask(mask: Any) -> bool:
-    """Return True for a list of numbers, or of lists of equal length."""
-    if not isinstance(mask, list) or not mask:
-        return False
-    rows = mask if isinstance(mask[0], list) else [mask]
-    return all(
-        isinstance(row, list)
-        and len(row) == len(rows[0])
-        and all(type(value) in (int, float) and 0 <= value <= 1 for value in row)
-        for row in rows
-    )
+            f"{path}: expected the keys {sorted(field_kinds(Selection))} with a kind of "
+            f"{', '.join(KINDS)}, an order of whole numbers, and a mask of numbers or null. "
+            "Write one with: saccade select"
+        ) from error
+    values: dict[str, Any] = content
+    return values
 
 
 def with_selection(

@@ -127,8 +127,7 @@ def _by_accuracy(
     checkpoint: Checkpoint, model: "Sparo", options: SelectOptions
 ) -> tuple[list[int], tuple[float, ...]]:
     from saccade.models.data.datasets import load_data
-    from saccade.models.sparo.codes import image_slots, text_slots
-    from saccade.models.sparo.ranking import rank_slots
+    from saccade.models.sparo.ranking import image_slots, rank_slots, text_slots
 
     data = load_data(
         options.data, "validation", preprocessing=checkpoint.preprocessing, asked=options.asked
@@ -162,7 +161,7 @@ def _true_and_false(
     from saccade.models.data.image_texts import load_contrasts
     from saccade.models.data.scene_texts import captioned
     from saccade.models.data.shapes import scenes
-    from saccade.models.sparo.codes import image_slots, text_slots
+    from saccade.models.sparo.ranking import image_slots, text_slots
 
     if options.data != "shapes":
         preprocessing = checkpoint.preprocessing

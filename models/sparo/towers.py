@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.core.errors import ShapeError
-from saccade.models.layers.pixels import check_image
+from saccade.models.layers.pixels import PixelScale
 from saccade.models.layers.transformer import Block
 from saccade.models.layers.trunk import trunk_of
 from saccade.models.sparo.config import SparoConfig
@@ -41,17 +41,13 @@ class ImageTower(nn.Module):
             with registers Darcet et al. 2023.
     """
 
-    mean: Tensor
-    std: Tensor
     class_token: nn.Parameter | None
     registers: nn.Parameter | None
 
     def __init__(self, config: SparoConfig) -> None:
         super().__init__()
         width = config.image_width
-        self.size = (config.height_px, config.width_px, config.channels)
-        self.register_buffer("mean", torch.tensor(config.mean), persistent=False)
-        self.register_buffer("std", torch.tensor(config.std), persistent=False)
+        self.scale = PixelScale(config)
         self.patches = nn.Conv2d(
             config.channels, width, config.patch_px, config.patch_px, bias=config.patch_bias
         )
@@ -74,9 +70,7 @@ class ImageTower(nn.Module):
 
         Shapes: image [b h w c] -> [b n image_width], each [b image_width].
         """
-        check_image(image, self.size)
-        pixels = (image.to(self.mean.dtype) / 255 - self.mean) / self.std
-        x = self.patches(pixels.permute(0, 3, 1, 2)).flatten(2).mT
+        x = self.patches(self.scale(image).permute(0, 3, 1, 2)).flatten(2).mT
         if (first := self.first()) is not None:
             x = torch.cat([first.expand(x.shape[0], -1, -1), x], 1)
         return passed(self.blocks, self.norm_input(x + self.position))

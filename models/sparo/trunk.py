@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from saccade.core.errors import SaccadeError
+from saccade.models.config_values import shared_fields
 from saccade.models.sparo.config import SparoConfig
-from saccade.models.trunks import KNOWN, PretrainedTrunk, TrunkPort, TrunkShape
+from saccade.models.trunks import PretrainedTrunk, TrunkFields, TrunkPort, TrunkShape, check_patches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 _NAMES = {"embed.project.": "image.patches.", "norm_input.": "image.norm_input."}
 _BLOCKS = "blocks."
 _STAGED = "image.trunk."  # before all names of a Swin or ResNet but those of its norm
-_IMAGE_FIELDS = ("height_px", "width_px", "channels", "mean", "std", "patch_px", "remainder")
-_STAGE_FIELDS = ("stage_layers", "stage_heads", "window", "trained_windows", "bottleneck")
 
 
 def _rules(config: SparoConfig) -> dict[str, str]:
@@ -31,76 +29,82 @@ def _rules(config: SparoConfig) -> dict[str, str]:
     return ({} if config.shape.is_resnet else norm) | {"": _STAGED}
 
 
-def _read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]") -> PretrainedTrunk:
-    import torch
+class SparoTrunk(TrunkPort):
+    """The trunk of the image tower; class tokens and positions are renamed alone."""
 
-    sparo = SparoConfig.from_dict(dict(config))
-    tensors = {
-        theirs + key.removeprefix(mine): value
-        for theirs, mine in _rules(sparo).items()
-        for key, value in weights.items()
-        if key.startswith(mine)
-    }
-    if sparo.trunk == "vit":
-        if sparo.first_tokens:
-            first = [weights["image.class_token"][None]]
-            if sparo.registers:
-                first.append(weights["image.registers"])
-            tensors["class_tokens"] = torch.cat(first)
-        tensors["position"] = weights["image.position"]
-        if not sparo.patch_bias:
-            tensors["embed.project.bias"] = torch.zeros(sparo.image_width)
-    return PretrainedTrunk(sparo.shape, tensors)
+    config_class = SparoConfig
+    free = ("reduce_depth",)
+
+    def shape(self, name: str, config: SparoConfig) -> TrunkShape:
+        """Return the shape of the image tower."""
+        return config.shape
+
+    def read(
+        self, name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]"
+    ) -> PretrainedTrunk:
+        """Return the trunk of a model of this family."""
+        import torch
+
+        sparo = SparoConfig.from_dict(dict(config))
+        tensors = {
+            theirs + key.removeprefix(mine): value
+            for theirs, mine in _rules(sparo).items()
+            for key, value in weights.items()
+            if key.startswith(mine)
+        }
+        if sparo.trunk == "vit":
+            if sparo.first_tokens:
+                first = [weights["image.class_token"][None]]
+                if sparo.registers:
+                    first.append(weights["image.registers"])
+                tensors["class_tokens"] = torch.cat(first)
+            tensors["position"] = weights["image.position"]
+            if not sparo.patch_bias:
+                tensors["embed.project.bias"] = torch.zeros(sparo.image_width)
+        return PretrainedTrunk(sparo.shape, tensors)
+
+    def fields(self, shape: TrunkShape) -> dict[str, Any]:
+        """Return the fields of images and of the image tower."""
+        check_patches(shape)
+        first = shape.specials + shape.registers
+        return {
+            **shared_fields(TrunkFields, shape),
+            "patch_bias": True,
+            "patches_only": shape.is_vit and not first,
+            "registers": max(0, first - 1),
+            "eps": shape.layer_norm_epsilon,
+            "image_width": shape.width,
+            "image_layers": shape.layers,
+            "image_heads": shape.last_heads,
+            "image_hidden": shape.mlp_dim,
+            "reduce_depth": 0,
+        }
+
+    def state(self, trunk: PretrainedTrunk, config: SparoConfig) -> "dict[str, Tensor]":
+        """Return tensors by their names in this family, for a configuration with `fields`."""
+        import torch
+
+        ours: dict[str, Tensor] = {}
+        rules = _rules(config)
+        depth = config.image_layers - config.reduce_depth
+        for key, value in trunk.weights.items():
+            block = re.match(r"blocks\.(\d+)\.", key)
+            if block and int(block[1]) >= depth:
+                continue  # with reduce_depth, the read-out replaces the last blocks
+            for theirs, mine in rules.items():
+                if key.startswith(theirs):
+                    ours[mine + key.removeprefix(theirs)] = value
+                    break
+        if config.trunk == "vit":
+            if config.first_tokens:
+                ours["image.class_token"] = trunk.weights["class_tokens"][0]
+            if config.registers:
+                ours["image.registers"] = trunk.weights["class_tokens"][1:]
+            ours["image.position"] = trunk.weights["position"]
+        if not trunk.shape.qkv_bias:
+            for name in [name for name in ours if name.endswith("attention.qkv.weight")]:
+                ours[name.removesuffix("weight") + "bias"] = torch.zeros(len(ours[name]))
+        return ours
 
 
-def _fields(shape: TrunkShape) -> dict[str, Any]:
-    if shape.token_embedding != "naive":
-        raise SaccadeError(
-            f"--trunk: found a {shape.described()}, but the image tower of this family has one "
-            f"linear layer per patch. Pass {KNOWN}."
-        )
-    first = shape.specials + shape.registers
-    return {
-        **{field: getattr(shape, field) for field in (*_IMAGE_FIELDS, *_STAGE_FIELDS)},
-        "trunk": shape.trunk,
-        "patch_bias": True,
-        "patches_only": shape.is_vit and not first,
-        "pre_norm": shape.pre_norm,
-        "registers": max(0, first - 1),
-        "activation": shape.activation,
-        "eps": shape.layer_norm_epsilon,
-        "image_width": shape.width,
-        "image_layers": shape.layers,
-        "image_heads": shape.last_heads,
-        "image_hidden": shape.mlp_dim,
-        "reduce_depth": 0,
-    }
-
-
-def _state(trunk: PretrainedTrunk, config: SparoConfig) -> "dict[str, Tensor]":
-    import torch
-
-    ours: dict[str, Tensor] = {}
-    rules = _rules(config)
-    depth = config.image_layers - config.reduce_depth
-    for key, value in trunk.weights.items():
-        block = re.match(r"blocks\.(\d+)\.", key)
-        if block and int(block[1]) >= depth:
-            continue  # with reduce_depth, the read-out replaces the last blocks
-        for theirs, mine in rules.items():
-            if key.startswith(theirs):
-                ours[mine + key.removeprefix(theirs)] = value
-                break
-    if config.trunk == "vit":
-        if config.first_tokens:
-            ours["image.class_token"] = trunk.weights["class_tokens"][0]
-        if config.registers:
-            ours["image.registers"] = trunk.weights["class_tokens"][1:]
-        ours["image.position"] = trunk.weights["position"]
-    if not trunk.shape.qkv_bias:
-        for name in [name for name in ours if name.endswith("attention.qkv.weight")]:
-            ours[name.removesuffix("weight") + "bias"] = torch.zeros(len(ours[name]))
-    return ours
-
-
-TRUNK = TrunkPort(read=_read, fields=_fields, state=_state, free=("reduce_depth",))
+TRUNK = SparoTrunk()

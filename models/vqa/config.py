@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from saccade.core.schema import Count, Natural, NonNegative, Positive, Range
-from saccade.models.config_values import ConfigValues
+from saccade.models.config_values import ConfigValues, ImageFields
 from saccade.models.resnet_sizes import ResNetName
-from saccade.models.trunks import resnet_port
+from saccade.models.trunks import ResNetPort
 
 SOURCE = "Martins et al. 2020, Sparse and Structured Visual Attention"
 Image = Literal["grid", "boxes", "both"]
@@ -23,7 +23,7 @@ Vocabulary = Literal["words", "listed"]
 
 
 @dataclass(frozen=True)
-class VQAConfig(ConfigValues):
+class VQAConfig(ImageFields, ConfigValues):
     """Configuration of an encoder-decoder over question and image.
 
     The question is a sequence of token ids, 0 for padding. The image is given as pixels, as
@@ -175,4 +175,4 @@ PRESETS = {
 }
 
 # The ResNet in front of it, given to other models and taken from them.
-TRUNK = resnet_port(VQAConfig, "VQA network", "cells.resnet.")
+TRUNK = ResNetPort(VQAConfig, "VQA network", "cells.resnet.")

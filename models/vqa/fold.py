@@ -2,14 +2,15 @@
 """A question-answering network in evaluation with folded constants."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.interface import Component
-from saccade.models.vqa.components import vqa_component
-from saccade.models.vqa.image_attention import grid_attention
+from saccade.models.layers.trunk import fold_trunks
+from saccade.models.vqa.components import Inputs, VQAFunction, given_rows
+from saccade.models.vqa.image_attention import GridPlaces
 from saccade.models.vqa.mcan import (
     MASKED,
     Attention,
@@ -18,18 +19,9 @@ from saccade.models.vqa.mcan import (
     Norm,
     Pool,
     attend,
-    attention_weights,
     spread_norm,
 )
-from saccade.models.vqa.model import (
-    VQA,
-    PlacedCells,
-    answered,
-    check_question,
-    given_boxes,
-    given_rows,
-    grid_places,
-)
+from saccade.models.vqa.model import VQA
 
 
 class FoldedSelfAttention(nn.Module):
@@ -140,7 +132,7 @@ class FoldedPool(nn.Module):
     def scores(self, x: Tensor, masked: Tensor) -> Tensor:
         return self.narrow(F.relu(self.widen(x))).squeeze(-1).masked_fill(masked, MASKED)
 
-    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+    def merged(self, x: Tensor, weights: Tensor) -> Tensor:
         return self.merge((weights[:, None] @ x).squeeze(1))
 
 
@@ -185,7 +177,7 @@ def shifted(pool: Pool, norm: Norm) -> Tensor:
     return pool.merge.weight @ norm.bias
 
 
-class FoldedVQA(nn.Module):
+class FoldedVQA(VQAFunction):
     """The result of `VQA.fold`: `details` and `components` of a VQA, for evaluation only.
 
     The batch norms of a ResNet are folded into its convolutions. Constants are the positions' share
@@ -201,7 +193,6 @@ class FoldedVQA(nn.Module):
 
     position: Tensor
 
-    @torch.no_grad()
     def __init__(self, source: VQA) -> None:
         super().__init__()
         self.config = source.config
@@ -214,8 +205,8 @@ class FoldedVQA(nn.Module):
         bias = source.question_pool.merge.bias + shifted(source.question_pool, last)
         if self.config.has_grid:
             if self.config.features == "image":
-                cells = source.cells
-                self.cells = cells.folded() if isinstance(cells, PlacedCells) else cells
+                self.cells = source.cells
+                fold_trunks(self.cells)
                 position = source.grid_linear(source.cells.position)
                 self.register_buffer("position", position)
             self.grid = FoldedMCANDecoder(
@@ -230,44 +221,25 @@ class FoldedVQA(nn.Module):
         self.bias = nn.Parameter(bias)
         self.norm = BareNorm(source.norm)
         self.head = after_norm(source.head, source.norm)
-        self.requires_grad_(False)
-        self.eval()
 
-    def forward(self, **inputs: Tensor) -> Tensor:
-        """Return the logits; inputs as in `VQA.details`.
+    @property
+    def grid_pool(self) -> Any:
+        """The pooling of the grid's cells."""
+        return self.grid.pool
 
-        Shapes: -> [b answers].
-        """
-        return self.details(**inputs)["logits"]
+    @property
+    def box_pool(self) -> Any:
+        """The pooling of the boxes."""
+        return self.boxes.pool
 
-    def details(self, **inputs: Tensor) -> dict[str, Tensor]:
-        """Do the same as `VQA.details`."""
-        check_question(inputs["question"], self.config)
-        masked = inputs["question"] == 0
-        x = self.lstm(self.embedding(inputs["question"]))[0]
-        for layer in self.encoder:
-            x = layer(x, masked)
-        state = self.question_pool(x, self.question_pool.scores(x, masked).softmax(-1)) + self.bias
-        details: dict[str, Tensor] = {}
-        if self.config.has_grid:
-            state = state + self._look_at_grid(inputs, x, masked, details)
-        if self.config.has_boxes:
-            boxes, boxes_masked = given_boxes(inputs, x.dtype)
-            y = self.boxes(self.boxes.first(boxes), x, boxes_masked, masked)
-            scores = self.boxes.pool.scores(y, boxes_masked)
-            weights = attention_weights(scores, self.config.box_attention)
-            details["box_attention" if self.config.has_grid else "attention"] = weights
-            state = state + self.boxes.pool(y, weights)
-        return answered(self.head(self.norm(state)), details, self.config)
+    def first_state(self, question: Tensor, weights: Tensor) -> Tensor:
+        """Do the same as `VQA.first_state`, and add the constants of all parts."""
+        return self.question_pool.merged(question, weights) + self.bias
 
-    def _look_at_grid(
-        self,
-        inputs: dict[str, Tensor],
-        question: Tensor,
-        question_masked: Tensor,
-        details: dict[str, Tensor],
-    ) -> Tensor:
-        places = grid_places(inputs, self.config)
+    def grid_states(
+        self, inputs: Inputs, places: GridPlaces, question: Tensor, padding: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Do the same as `VQA.grid_states`."""
         if self.config.features == "image":
             content = self.cells.content(inputs["image"])
             y = F.linear(content, self.grid.first.weight) + self.position
@@ -275,13 +247,10 @@ class FoldedVQA(nn.Module):
         else:
             rows, masked = given_rows(inputs["features"], places, question.dtype)
             y = self.grid.first(rows)
-        y = self.grid(y, question, masked, question_masked)
-        scores = self.grid.pool.scores(y, masked)
-        weights, details["attention"], excess = grid_attention(scores, places, self.config)
-        if excess is not None:
-            details["attention_excess"] = excess
-        return self.grid.pool(y, weights)
+        return self.grid(y, question, masked, padding), masked
 
-    def components(self) -> tuple[Component, ...]:
-        """Return the component of the unfolded model, computed by this one."""
-        return (vqa_component(self),)
+    def box_states(
+        self, boxes: Tensor, masked: Tensor, question: Tensor, padding: Tensor
+    ) -> Tensor:
+        """Do the same as `VQA.box_states`."""
+        return self.boxes(self.boxes.first(boxes), question, masked, padding)

@@ -15,7 +15,7 @@ from saccade.models.official.conversion import Conversion, Original
 from saccade.models.official.sources import clip, sparo
 from saccade.models.sparo.config import ReadOutShape
 from saccade.models.sparo.model import Sparo
-from saccade.models.sparo.readout import SlotReadOut, unit_code
+from saccade.models.sparo.pooling import SlotReadOut, unit_code
 
 # Our name of a read-out's parameter -> the authors'.
 PARAMETERS = {

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from saccade.models.official.conversion import Original
 from saccade.models.official.sources.tvmax_vqa import LAM, convert
+from saccade.models.vqa.image_attention import tv_dykstra
 from saccade.models.vqa.model import VQA
-from saccade.models.vqa.tv_dykstra import tv_dykstra
 from saccade.plugins.ops import tvmax
 
 # By function: the manifest's tolerance in float64.

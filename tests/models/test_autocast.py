@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
+from saccade.models.nac.kernel import signature_distance, skmdpa
 from saccade.models.nac.layers import masked_softmax
 from saccade.models.nac.model import NAC, NACConfig
-from saccade.models.nac.skmdpa import signature_distance, skmdpa
 from saccade.models.nac.training import task
 from saccade.models.training.loop import Run
 from saccade.models.training.options import TrainOptions

@@ -11,7 +11,7 @@ from saccade.core.errors import SaccadeError
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.generator import Circuit
 from saccade.models.nac.kernel import Kernel
-from saccade.models.nac.prune import circuit_order
+from saccade.models.nac.model import circuit_order
 from saccade.models.official.authors_images import authors_images
 from saccade.models.official.conversion import Conversion, Original, Reading
 from saccade.models.official.json_files import check_stated, declared, flattened

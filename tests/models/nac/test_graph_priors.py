@@ -7,15 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.models.nac.graph_orders import degree_order, spectral_order
 from saccade.models.nac.graph_priors import (
     GraphStructure,
+    degree_order,
     prior_signatures,
+    spectral_order,
     structure_loss,
     target_links,
 )
+from saccade.models.nac.kernel import evaluation_bias, signature_distance
 from saccade.models.nac.model import NAC, NACConfig
-from saccade.models.nac.skmdpa import evaluation_bias, signature_distance
 
 PRIORS = ("scale-free", "planted-partition", "ring-of-cliques", "erdos-renyi")
 SPECTRAL = PRIORS[1:3]

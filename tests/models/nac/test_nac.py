@@ -10,10 +10,10 @@ from torch import Tensor
 
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.models.families import build
+from saccade.models.nac.kernel import evaluation_bias, sampled_bias, signature_distance, skmdpa
+from saccade.models.nac.layers import ReadIn
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.nac.modulation import ModFC, Modulation
-from saccade.models.nac.read_in import ReadIn
-from saccade.models.nac.skmdpa import evaluation_bias, sampled_bias, signature_distance, skmdpa
 
 
 def test_mod_fc_is_equation_1() -> None:

@@ -10,9 +10,9 @@ from PIL import Image
 
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.models.interface import component_named
-from saccade.models.nac.circuit import SampleCircuit, sample_circuit
+from saccade.models.nac.kernel import evaluation_bias, signature_distance
 from saccade.models.nac.model import NAC, NACConfig
-from saccade.models.nac.skmdpa import evaluation_bias, signature_distance
+from saccade.models.nac.picture import SampleCircuit, sample_circuit
 
 LINK = np.array([[1, 0.9, 0.2, 0.8], [0.9, 1, 0.1, 0.6], [0.2, 0.1, 1, 0.3], [0.8, 0.6, 0.3, 1]])
 ATTENTION = np.array([[0.7, 0.2, 0.1, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0.25, 0.25, 0.25, 0.25]])

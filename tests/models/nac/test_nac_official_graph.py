@@ -12,17 +12,17 @@ from torch.nn import functional as F
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
 from saccade.models.layers.transformer import dropped_path
-from saccade.models.nac.graph_orders import hungarian_order
 from saccade.models.nac.graph_priors import (
     GraphStructure,
     drawn_graph,
     hinge_signatures,
+    hungarian_order,
     structure_loss,
     target_links,
 )
+from saccade.models.nac.kernel import evaluation_bias, sampled_bias, signature_distance, skmdpa
 from saccade.models.nac.model import NAC, NACConfig
-from saccade.models.nac.noise import noised
-from saccade.models.nac.skmdpa import evaluation_bias, sampled_bias, signature_distance, skmdpa
+from saccade.models.nac.modulation import noised
 from saccade.models.training.train import TrainOptions, train
 
 OFFICIAL = {

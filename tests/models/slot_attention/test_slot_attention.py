@@ -15,7 +15,7 @@ from saccade.models.interface import component_named
 from saccade.models.slot_attention import components
 from saccade.models.slot_attention.config import PRESETS, SlotConfig
 from saccade.models.slot_attention.fold import fold_attention, reordered_attention
-from saccade.models.slot_attention.initial import initial_state, initial_states
+from saccade.models.slot_attention.initial import WrongSlots, initial_states
 from saccade.models.slot_attention.model import SlotModel
 from saccade.models.slot_attention.rounds import SlotAttention
 
@@ -231,8 +231,8 @@ def test_initial_states_follow_their_rule(form):
     if form == "ts-sa":
         expected = [np.array(rule["slots"]), rng.uniform(-1, 1, (4, 2))]
         expected.append(0.1 + 0.1 * rng.standard_normal((4, 2)))
-        with pytest.raises(SaccadeError, match="slots: found 5, expected 1 to 4"):
-            initial_state(rule, rng, 5)
+        with pytest.raises(WrongSlots, match="slots is 5, expected 1 to 4"):
+            initial_states(rule, 1, 5)
     else:
         mean, std = (np.array(rule[name]) for name in ("mean", "std"))
         expected = [mean + std * rng.standard_normal((4, 16))]

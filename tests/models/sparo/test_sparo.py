@@ -14,6 +14,7 @@ from saccade.models.interface import component_named
 from saccade.models.sparo.components import nearest_neighbour, random_tokens
 from saccade.models.sparo.config import PRESETS, SparoConfig
 from saccade.models.sparo.model import Sparo, slots_sha256
+from saccade.models.sparo.pooling import unit_code
 from saccade.models.sparo.ranking import (
     rank_by_negatives,
     rank_slots,
@@ -23,7 +24,6 @@ from saccade.models.sparo.ranking import (
     with_selection,
     write_selection,
 )
-from saccade.models.sparo.readout import unit_code
 from saccade.models.sparo.text_tokens import encode_texts
 from saccade.models.sparo.zero_shot import class_vectors, encode_classes, zero_shot_logits
 
@@ -116,7 +116,8 @@ def test_a_probe_gets_the_last_class_tokens_and_the_slots_before_normalization(f
         expected.append(found.raw[..., -model.config.slot_dim :].flatten(1))
         assert expected[-1].shape == found.code.shape
     assert torch.equal(found.probe_features, torch.cat(expected, 1))
-    assert model.train().encode_image(torch.zeros(1, *model.image.size)).probe_features is None
+    image = torch.zeros(1, *model.image.scale.size)
+    assert model.train().encode_image(image).probe_features is None
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -206,7 +206,7 @@ def test_dino_with_slots_is_read_as_it_is_written_out():
     model = check_whole(official, converted)
     assert [component.role for component in model.components()] == [""]
     image = torch.randint(0, 256, (2, 12, 12, 3), generator=torch.Generator().manual_seed(0))
-    pixels = (image.double() / 255 - model.image.mean) / model.image.std
+    pixels = (image.double() / 255 - model.image.scale.mean) / model.image.scale.std
     expected = F.normalize(dino_code(tensors, pixels.permute(0, 3, 1, 2)), dim=-1)
     assert (model.encode_image(image).code - expected).abs().max() < 1e-12
 

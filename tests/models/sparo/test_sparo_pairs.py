@@ -17,9 +17,8 @@ from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.official.convert import ConvertOptions, convert
-from saccade.models.sparo import sources
 from saccade.models.sparo import training as sparo
-from saccade.models.sparo.sources import PairsSource
+from saccade.models.sparo.training import PairsSource
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.start import load_start, started
 from saccade.models.training.task import with_pixels
@@ -90,14 +89,14 @@ def test_a_batch_has_each_image_once_with_one_of_its_sentences(pairs: str, tmp_p
 def test_words_that_are_rare_or_unknown_are_said(
     pairs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sources, "_MOST_WORDS", 5)
-    monkeypatch.setattr(sources, "_MOST_TOKENS", 6)
+    monkeypatch.setattr(sparo, "_MOST_WORDS", 5)
+    monkeypatch.setattr(sparo, "_MOST_TOKENS", 6)
     options = TrainOptions(tmp_path / "x.safetensors", data=pairs, side_px=16)
     task = sparo.SparoTask(options)
     assert len(task.model.config.words) == 5 and task.model.config.context_length == 6
     assert with_pixels(task.batch(0, np.random.default_rng(0)))["tokens"].shape == (12, 6)
     assert "kept the 5 most frequent of " in capsys.readouterr().err
-    sources.note_unknown_words(["a red zebra"], ("a", "red"))
+    sparo.note_unknown_words(["a red zebra"], ("a", "red"))
     said = "1 of the 3 words of the sentences are not among the 2 of --init, which reads"
     assert said in capsys.readouterr().err
 

@@ -16,8 +16,13 @@ from saccade.models.data.image_texts import load_contrasts
 from saccade.models.data.options import DataOptions
 from saccade.models.sparo import select as selecting
 from saccade.models.sparo import training as sparo
-from saccade.models.sparo.codes import image_slots, text_slots
-from saccade.models.sparo.ranking import rank_by_negatives, read_selection, with_selection
+from saccade.models.sparo.ranking import (
+    image_slots,
+    rank_by_negatives,
+    read_selection,
+    text_slots,
+    with_selection,
+)
 from saccade.models.sparo.select import SelectOptions, select
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import with_pixels

@@ -10,10 +10,10 @@ from fixed_fold import folded_in_order
 
 from saccade.core.errors import SaccadeError
 from saccade.models.vqa.config import PRESETS, VQAConfig
+from saccade.models.vqa.image_attention import tv_dykstra
 from saccade.models.vqa.mcan import Attention
 from saccade.models.vqa.model import VQA
 from saccade.models.vqa.questions import question_tokens
-from saccade.models.vqa.tv_dykstra import tv_dykstra
 from saccade.plugins.ops import sparsemax, tvmax
 
 TINY = PRESETS["vqa-tiny"]

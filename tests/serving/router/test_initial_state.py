@@ -10,24 +10,19 @@ from router_code import family_module, router_module
 from saccade.models.slot_attention.initial import initial_states
 
 
-def test_the_router_draws_as_the_model_does():
-    drawing = family_module("slot_attention")
-    rng = np.random.default_rng(1)
-    rules = [
-        {"kind": "learned", "slots": rng.normal(size=(5, 6)).tolist()},
-        {"kind": "gaussian", "mean": rng.normal(size=6).tolist(), "std": [0.5] * 6},
-    ]
-    places = [(None, None, None), ("uniform", None, None), ("zero", 0.1, 0.1),
-              ("uniform", 0.1, 0.2)]  # fmt: skip
-    for rule in rules:
-        for positions, mean, std in places:
-            whole = {**rule, "positions": positions, "scale_mean": mean, "scale_std": std}
-            metadata = {"initial_state": whole, "slots": 5}
-            for seed, slots in ((0, 5), (3, 2)):
-                np.testing.assert_array_equal(
-                    drawing.initial_state(metadata, 4, seed=seed, slots=slots),
-                    initial_states(whole, 4, slots, seed=seed),
-                )
+def test_the_router_draws_by_the_numbers_of_the_request():
+    rule = {"kind": "gaussian", "mean": [1.0] * 6, "std": [0.5] * 6, "positions": "uniform",
+            "scale_mean": 0.1, "scale_std": 0.2}  # fmt: skip
+    component = SimpleNamespace(optional=("initial_state",))
+    family = family_module("slot_attention").Family(SimpleNamespace(components={"": component}))
+    route = SimpleNamespace(facts={"initial_state": rule, "slots": 5})
+    for parameters, expected in (
+        ({}, initial_states(rule, 4, 5)),
+        ({"seed": 3, "slots": 2, "first_image": 7}, initial_states(rule, 4, 2, seed=3, first=7)),
+    ):
+        inputs = {"image": None}
+        family.fill(route, SimpleNamespace(role="", rows=4, parameters=parameters), inputs)
+        np.testing.assert_array_equal(inputs["initial_state"], expected)
 
 
 @pytest.mark.parametrize(
