@@ -32,8 +32,7 @@ from saccade.serving.repository.policies import (
     router_policies,
     served_adaptive,
 )
-from saccade.serving.repository.preflight.report import Target
-from saccade.serving.repository.preflight.repository import open_repository
+from saccade.serving.repository.preflight.repository import Target, open_repository
 from saccade.serving.repository.preflight.verb import steps
 
 MARKS = {"steps", "certified", "degraded"}

@@ -36,7 +36,7 @@ from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.installation import refuse_unrunnable, requirements_of
 from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.report import Target
+from saccade.serving.repository.preflight.repository import Target
 from saccade.serving.server.serve import print_command
 
 BF16, OPS = "sot-class-bf16", "sot-exact-fp32"
@@ -185,11 +185,13 @@ def test_a_bulk_job_runs_it(folder, tmp_path):
 
 
 @pytest.fixture
-def start(pb: Any, written: Path) -> Callable[..., Any]:
+def start(pb: Any, written: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Start the backend on a variant, with changes of its configuration."""
 
     def run(name: str, kind: str = "CPU", **changes: Any) -> Any:
-        source = PACKAGE / "model_repository" / "openvino_backend" / "model.py"
+        backends = PACKAGE / "model_repository"
+        monkeypatch.syspath_prepend(backends / "openvino_backend")
+        source = backends / "backend" / "model.py"
         spec = importlib.util.spec_from_file_location("served_openvino", source)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

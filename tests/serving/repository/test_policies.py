@@ -35,8 +35,7 @@ from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_description
 from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.report import Target
-from saccade.serving.repository.preflight.repository import open_repository
+from saccade.serving.repository.preflight.repository import Target, open_repository
 from saccade.serving.repository.preflight.verb import steps
 
 

@@ -383,9 +383,8 @@ def test_the_size_in_a_header_is_what_pillow_reads(pb, mode):
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8" + b"\xff" * 10**6, b"RIFF....WEBPVP8 "])
 def test_a_header_that_is_none_costs_nothing(pb, data):
-    from decoding import expected_megapixels, megapixels
+    from decoding import IMAGE_MEGAPIXELS, expected_megapixels, megapixels
     from image_decoding import ImageInput
-    from lane import IMAGE_MEGAPIXELS
 
     assert megapixels(data) == 0
     bomb = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + 2 * (2**31 - 1).to_bytes(4, "big")
@@ -411,9 +410,8 @@ def test_a_dead_process_is_not_asked_again_for_each_request(busy, pb):
 
 
 def test_what_will_be_refused_costs_nothing(pb):
-    from decoding import expected_megapixels
+    from decoding import IMAGE_MEGAPIXELS, expected_megapixels
     from image_decoding import ImageInput
-    from lane import IMAGE_MEGAPIXELS
 
     def header(megapixels):
         sides = int(1000 * megapixels), 1000

@@ -49,14 +49,15 @@ def config(tiny_folder):
 
 
 @pytest.fixture
-def start(pb, tiny_folder, tmp_path):
+def start(pb, tiny_folder, tmp_path, monkeypatch):
     """Start the backend on the full variant with a config."""
     pytest.importorskip("onnxruntime")
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "model.onnx").hardlink_to(tiny_folder / "nac-b1000-fp32.onnx")
 
     def run(config, kind="CPU"):
-        model = load(SOURCES / "onnxruntime_backend" / "model.py").TritonPythonModel()
+        monkeypatch.syspath_prepend(SOURCES / "onnxruntime_backend")
+        model = load(SOURCES / "backend" / "model.py").TritonPythonModel()
         place = {"model_repository": str(tmp_path), "model_version": "1"}
         model.initialize({"model_config": json.dumps(config), "model_instance_kind": kind, **place})
         return model
@@ -98,10 +99,12 @@ def test_a_batch_of_any_size_is_answered_row_by_row(pb, start, config, run_batch
     config["parameters"][RUN_BATCH] = {"string_value": str(run_batch)}
     model = start(config)
     pixels = np.random.default_rng(0).integers(0, 256, (21, 8, 8, 1), dtype=np.uint8)
-    alone = np.concatenate([model.run(["logits"], {"image": row[None]})[0] for row in pixels])
+    alone = np.concatenate(
+        [model.variant.run(["logits"], {"image": row[None]})[0] for row in pixels]
+    )
     sizes = []
-    plain, model.run = (
-        model.run,
+    plain, model.variant.run = (
+        model.variant.run,
         lambda names, feed: sizes.append(len(feed["image"])) or plain(names, feed),
     )
     answers = model.execute([request(pb, part) for part in np.split(pixels, (1, 8, 10))])
