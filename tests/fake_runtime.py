@@ -20,8 +20,7 @@ from saccade.exporter.runtimes.runtime import BuildOptions, Packages
 from saccade.plugins.contract import Ops
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.model_checks import differences
-from saccade.serving.repository.preflight.report import Target
-from saccade.serving.repository.preflight.repository import RepositoryModel
+from saccade.serving.repository.preflight.repository import RepositoryModel, Target
 from saccade.serving.repository.runtimes.served_runtime import (
     ServedFiles,
     ServedRuntime,

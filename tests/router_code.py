@@ -20,6 +20,19 @@ def router_module(name: str) -> ModuleType:
         sys.path.remove(str(ROUTER))
 
 
+def backend_module(runtime: str, name: str = "model") -> ModuleType:
+    """Import a file of a runtime's backend, whose own files lie beside the shared ones there."""
+    folders = [str(ROUTER.parent / f"{runtime}_backend"), str(ROUTER.parent / "backend")]
+    for module in ("model", "runtime", "variant"):  # the router's, another runtime's
+        sys.modules.pop(module, None)
+    sys.path[:0] = folders
+    try:
+        return importlib.import_module(name)
+    finally:
+        for folder in folders:
+            sys.path.remove(folder)
+
+
 def family_module(package: str) -> ModuleType:
     """Import the files of a family: `family.py` next to the router, `router.py` in its folder."""
     source = PACKAGE / "models" / package / "router.py"

@@ -31,8 +31,7 @@ from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.report import Finding, Target
-from saccade.serving.repository.preflight.repository import open_repository
+from saccade.serving.repository.preflight.repository import Finding, Target, open_repository
 from saccade.serving.repository.preflight.verb import steps
 
 MODEL, LABELS = "tiny", ("circle", "square", "star")

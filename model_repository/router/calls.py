@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The router's calls of models, and how its own callers are answered or refused."""
 
-import time
 from threading import get_ident
 from typing import Any
 
@@ -9,43 +8,11 @@ import numpy as np
 import triton_python_backend_utils as pb
 from backlog import Ticket
 from instrumentation import called
-from metrics import CALLER_GONE, FAILED, QUEUE_FULL, TIMEOUT, UNAVAILABLE, Metrics, code_of
-
-ASK_EVERY_S = 0.05
+from metrics import Metrics, code_of
+from outcomes import FAILED, QUEUE_FULL, TIMEOUT, UNAVAILABLE, Refused
 
 # The server's words for a dead process, a model that is being loaded, and a server that stops.
 AWAY = ("is not healthy", "is not ready", "Server not ready", "no available versions")
-
-
-class Refused(Exception):
-    """Raised to refuse a request, with a message for the caller and one of `outcomes`."""
-
-    def __init__(self, message: str, reason: str, *, of_inputs: bool = False) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.of_inputs = of_inputs  # whether the inputs may be the cause
-
-
-class CallerCheck:
-    """Checks between the steps of a long request that its caller still waits."""
-
-    def __init__(self, ticket: Ticket) -> None:
-        self._ticket = ticket
-        self._asked_s = ticket.arrived_s
-
-    def check(self, where: str) -> None:
-        """Return if the caller still waits.
-
-        Raises: Refused if its time has run out, or it has gone.
-        """
-        ticket = self._ticket
-        if ticket.is_late:
-            raise Refused(f"the request's timeout ran out {where}", TIMEOUT)
-        # This queries the server, so do it neither immediately nor at every step.
-        if time.monotonic() - self._asked_s > ASK_EVERY_S:
-            self._asked_s = time.monotonic()
-            if ticket.sender.is_cancelled():
-                raise Refused("the caller has gone", CALLER_GONE)
 
 
 def call(
@@ -67,6 +34,11 @@ def call(
         if response.has_error():
             raise failure(model, response.error())
     return {name: pb.get_output_tensor_by_name(response, name).as_numpy() for name in outputs}
+
+
+def tensors_of(arrays: dict[str, np.ndarray]) -> list[Any]:
+    """Return arrays as tensors of the server."""
+    return [pb.Tensor(name, array) for name, array in arrays.items()]
 
 
 def remaining_us(tickets: list[Ticket]) -> int:

@@ -5,17 +5,23 @@ The megapixels that a file declares in its first bytes are read in microseconds,
 long decoding will take. Pillow's own reading decides which image is too large.
 """
 
+from __future__ import annotations
+
 import io
 import struct
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
-from backlog import Ticket
-from calls import CallerCheck, Refused
 from image_decoding import FORMATS, ImageInput, ImageRefused, decode
-from lane import IMAGE_MEGAPIXELS, Lane
-from metrics import INVALID_IMAGE
+from outcomes import INVALID_IMAGE, CallerCheck, Refused
 from PIL import Image
+
+if TYPE_CHECKING:
+    from backlog import Ticket
+    from lane import Lane
+
+IMAGE_MEGAPIXELS = 0.02  # opening an image costs as much as decoding this
 
 # Sixty-four photographs of 12 megapixels are 768 megapixels: photographs of a phone always fit.
 REQUEST_MEGAPIXELS = 1000

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from backlog import Backlog, Ticket
-from calls import Refused, fail, refuse
-from metrics import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE
+from calls import fail, refuse
+from outcomes import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE, Refused
 
 # More work than this is never queued, whatever a caller's timeout. If samples take seconds, this
 # many of them may wait instead.
@@ -30,7 +30,6 @@ STEP_FACTOR, LEAST_STEP_S, MOST_STEP_S = 10.0, 60.0, 600.0
 SLOW_STEP_FACTOR = 3.0  # where this is more than the most
 
 KEEP = 0.9  # weight of the old mean at each measurement: about the last ten count
-IMAGE_MEGAPIXELS = 0.02  # opening an image costs as much as decoding this
 
 # Seconds in which arrivals and busy time count.
 RATE_WINDOW_S = 0.5

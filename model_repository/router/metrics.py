@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 import triton_python_backend_utils as pb
+from outcomes import ANSWERED, CODES, FAILED, REFUSALS
 from routes import PolicyRoute
 
 EVERY_S = 1.0
@@ -19,25 +20,6 @@ BOUNDS = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
 Metric = Any
-
-ANSWERED = "answered"
-FAILED = "failed"  # a fault of the router or the model
-# Refusals: requests that the caller can correct or can retry later, and callers that have gone.
-INVALID_REQUEST, INVALID_IMAGE = "invalid_request", "invalid_image"
-BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE = "busy", "queue_full", "timeout", "unavailable"
-CALLER_GONE = "caller_gone"
-
-_CODES = {
-    FAILED: "INTERNAL",
-    INVALID_REQUEST: "INVALID_ARG",
-    INVALID_IMAGE: "INVALID_ARG",
-    BUSY: "UNAVAILABLE",
-    QUEUE_FULL: "UNAVAILABLE",
-    TIMEOUT: "UNAVAILABLE",
-    UNAVAILABLE: "UNAVAILABLE",
-    CALLER_GONE: "CANCELLED",
-}
-REFUSALS = tuple(reason for reason in _CODES if reason != FAILED)
 
 REQUESTS = "Requests by outcome"
 ANSWERS = "Requests that a variant answered"
@@ -260,4 +242,4 @@ def _adapted(tally: Tally, model: str, choices: tuple[str, ...]) -> dict[tuple[s
 
 def code_of(reason: str) -> Any:
     """Return the protocol's code of a refusal or a failure."""
-    return getattr(pb.TritonError, _CODES[reason])
+    return getattr(pb.TritonError, CODES[reason])

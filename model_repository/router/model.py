@@ -11,86 +11,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import lru_cache
-from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb
 from adaptive import Adaptive, Busy
+from answering import LANES, Answering, Arrays, Ready, answer_of
 from backlog import Ticket, caller_of, deadline, time_for
-from calls import (
-    ASK_EVERY_S,
-    CallerCheck,
-    Refused,
-    Reply,
-    Sender,
-    call,
-    fail,
-    refuse,
-    remaining_us,
-)
-from choose import (
-    Followed,
-    RequestRefused,
-    Wish,
-    all_policies,
-    by_quality,
-    choose,
-    compared,
-    policy_of,
-    steps_of,
-    wish_of,
-)
-from decoding import decoded, expected_megapixels, megapixels
+from calls import Reply, Sender, call, fail, refuse, remaining_us, tensors_of
+from choose import Followed, RequestRefused, Wish, all_policies, by_quality, compared
 from forecast import ServerQueue
-from image_decoding import ImageInput
 from instrumentation import Instrumentation
 from lane import INPUTS_LOST, Lane
-from metrics import ANSWERED, BUSY, INVALID_REQUEST, TIMEOUT, Metrics
+from metrics import Metrics
+from outcomes import ANSWERED, ASK_EVERY_S, BUSY, INVALID_REQUEST, TIMEOUT, CallerCheck, Refused
 from PIL import Image
-from plain_family import (
-    OUTPUTS,
-    Labels,
-    PlainFamily,
-    check_axes,
-    component_for,
-    count_rows,
-    family_of,
-    repeated,
-)
-from relay import OUTPUTS as OF_ALL
-from relay import Relay, StepSender, count_adapted, marks_of, outputs_of
-from routes import Route, Routes, read_routes
+from relay import Relay, StepSender, count_adapted
+from routes import Route, Routes
 
-NAMES = ("variant", "variant_sha256")
 PROBE = "saccade_probe"  # parameter of a request for a report of the lanes, and nothing else
-LANES = "saccade_lanes"  # output with that report
 EXPIRE_EVERY_S = 0.02
-# Most requests have the parameters of an earlier one, which are not read again.
-KEPT, KEPT_TEXT = 256, 512  # texts, and characters of one
-
-
-class Asked(NamedTuple):
-    """What the parameters of a request ask for. Requests share it, so nothing may change it."""
-
-    parameters: dict[str, Any]
-    wish: Wish | None  # None: exactly what is named must answer
-    followed: Followed | None
-    route: Route  # the variant that answers, or the first one of the policy
-
-
-class Ready(NamedTuple):
-    """A request whose inputs are ready for the model."""
-
-    ticket: Ticket
-    inputs: dict[str, np.ndarray]
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """Key of requests that may share a call: equal inputs and shapes."""
-        return tuple((name, array.shape[1:]) for name, array in sorted(self.inputs.items()))
 
 
 class TritonPythonModel:
@@ -102,22 +43,16 @@ class TritonPythonModel:
         Image.MAX_IMAGE_PIXELS = None
         # A decoding lane delays `execute` by at most this time. Python's default is 5 ms.
         sys.setswitchinterval(0.0005)
-        folder = Path(__file__).parent
-        self.routes = read_routes(folder / "routes.json")
-        declared = self.routes.preprocessing
-        self.wanted = ImageInput.from_dict(declared) if declared else None
-        self.family = family_of(self.routes, folder)
-        self.labels = Labels(folder, self.routes.variants)
-        policies = all_policies(self.routes)
-        self.chains = {policy.name: steps_of(self.routes, policy) for policy in policies}
-        self._read_before = lru_cache(KEPT)(self._read)
+        self.answering = Answering(Path(__file__).parent)
+        self.routes, self.family = self.answering.routes, self.answering.family
+        policies = self.answering.policies
         variants = [route.name for route in self.routes.variants]
         self.metrics = Metrics(args["model_name"], variants, policies, choices_of(self.routes))
         self.instrumentation = Instrumentation(args["model_name"], unwatched=PROBE)
         self.lanes = {
             (route.name, role): Lane(
                 route.name,
-                self._answering(route, role),
+                self._answer_of(route, role),
                 group_rows=route.run_batch,
                 decode=self._decode if component.encoded else None,
             )
@@ -171,75 +106,38 @@ class TritonPythonModel:
         if PROBE in text and PROBE in json.loads(text):
             send_lanes(sender, self.lanes)
             return
-        read = self._read_before if len(text) <= KEPT_TEXT else self._read
-        parameters, wish, followed, route = read(text)
-        sender.variant = route.name
+        choice = self.answering.choice(text)
+        sender.variant = choice.route.name
         tensors = {tensor.name(): tensor for tensor in request.inputs()}
-        role = component_for(self.family.components(), set(tensors))
-        if wish and not self._adapts(request, wish, role, route):
-            wish = None
-            if followed is None:  # `max_latency_ms` then has the meaning that it has without load
-                route = choose(self.routes, parameters, self.family.parameters)
+        outputs = tuple(request.requested_output_names())
+        role, choice = self.answering.component(choice, set(tensors), outputs)
+        wish, followed = choice.wish, choice.followed
         if wish:
             rows = min(tensor.shape()[0] for tensor in tensors.values())
             self.adaptive.check_arrival(wish, role, time_for(request.timeout()), rows)
         inputs = {name: tensor.as_numpy() for name, tensor in tensors.items()}
-        check_axes(inputs, self.routes, role)
-        self.family.check(inputs, route.facts)
-        rows, now = count_rows(inputs), time.monotonic()
+        now = time.monotonic()
         received_s = now - self._lag_s() if wish else now  # by the server, whose clock a caller has
-        own = self.family.read(route, role, set(inputs), parameters)
-        files = [
-            file for name in self.routes.components[role].encoded for file in inputs[name].flat
-        ]
-        ticket = Ticket(
-            role=role,
-            inputs=inputs,
-            rows=rows,
-            parameters=own,
-            wanted=wanted_of(request, followed, self.family),
+        ticket = self.answering.ticket(
+            choice,
+            role,
+            inputs,
+            outputs,
             sender=sender,
             deadline_s=deadline(request.timeout(), received_s),
             arrived_s=now,
             caller=caller_of(request.request_id()),
-            work=self.family.work(route, rows, own),
-            megapixels=expected_megapixels(files, self.wanted) if self.wanted else 0.0,
-            size=sum(map(len, files)) + sum(array.nbytes for array in inputs.values()),
         )
         if wish:
             self._adapt(ticket, wish)
         elif followed is None:
-            self._offer(ticket, route)
+            self._offer(ticket, choice.route)
         else:
             self._follow(ticket, followed)
-
-    def _read(self, text: str) -> Asked:
-        """Return what a request's parameters ask for.
-
-        Raises: RequestRefused for parameters that are unknown, invalid or contradict each other.
-        """
-        parameters, own_names = json.loads(text or "{}"), self.family.parameters
-        wish = wish_of(self.routes, parameters, own_names)
-        followed = wish.followed if wish else policy_of(self.routes, parameters, own_names)
-        if followed is None:
-            route = choose(self.routes, {} if wish else parameters, own_names)
-        else:
-            route = self.chains[followed.policy.name][0]
-        return Asked(parameters, wish, followed, route)
 
     def _lag_s(self) -> float:
         """Return how long requests wait before the router receives them, as far as is known."""
         return self.queue.lag_s if self.queue else 0.0
-
-    def _adapts(self, request: Any, wish: Wish, role: str, route: Route) -> bool:
-        """Return whether the answers of different variants to a request can be compared."""
-        wanted = set(request.requested_output_names()) - {LANES}
-        comparable = wish.followed is not None or wanted <= {*self.family.by_policy, *OF_ALL}
-        return comparable and self._decides(role, route)
-
-    def _decides(self, role: str, route: Route) -> bool:
-        outputs = self.routes.components[role].outputs
-        return self.family.decides in outputs or self.labels.known(route, role)
 
     def _adapt(self, ticket: Ticket, wish: Wish) -> None:
         """Answer a request in the best way that meets its objective.
@@ -257,9 +155,7 @@ class TritonPythonModel:
             return
         (route,) = candidate.routes
         ticket.sender.variant = route.name
-        self.family.check(ticket.inputs, route.facts)
-        work = self.family.work(route, ticket.rows, ticket.parameters)
-        self._offer(ticket._replace(work=work), route)
+        self._offer(self.answering.on_route(ticket, route), route)
 
     def _may_end(self, chain: tuple[Route, ...]) -> bool:
         """Return whether each variant of a chain may answer without a certificate."""
@@ -274,15 +170,7 @@ class TritonPythonModel:
 
         Raises: RequestRefused for a request that no policy covers.
         """
-        routes, needed = self.chains[followed.policy.name], self.family.decides
-        if not self._decides(ticket.role, routes[0]):
-            raise RequestRefused(
-                f"inputs {', '.join(sorted(ticket.inputs))}: the answer has no {needed}, which a "
-                "policy needs; choose one variant by budget"
-            )
-        self.family.check_followed(ticket)
-        for route in routes[1:]:
-            self.family.check(ticket.inputs, route.facts)
+        routes = self.answering.chain(ticket, followed)
         ticket.sender.variant = routes[0].name
         if len(routes) == 1:  # answered as by budget, plus `steps` and `certified`
             self._offer(ticket._replace(policy=followed.policy.name), routes[0])
@@ -302,7 +190,7 @@ class TritonPythonModel:
         self.instrumentation.routed(ticket, route)
         self.lanes[route.name, ticket.role].offer(ticket)
 
-    def _answering(self, route: Route, role: str) -> Callable[[Lane, list[Ticket]], float]:
+    def _answer_of(self, route: Route, role: str) -> Callable[[Lane, list[Ticket]], float]:
         def answer(lane: Lane, group: list[Ticket]) -> float:
             self.instrumentation.taken(group)
             kinds: dict[tuple[Any, ...], list[Ready]] = {}
@@ -310,7 +198,7 @@ class TritonPythonModel:
                 ticket.sender.waited(ticket.waited_s)
             for ticket in group:
                 try:
-                    ready = Ready(ticket, self._prepare(route, ticket, lane))
+                    ready = self._prepare(route, ticket, lane)
                     kinds.setdefault(ready.kind, []).append(ready)
                 except Refused as error:
                     refuse(ticket.sender, str(error), error.reason)
@@ -322,26 +210,14 @@ class TritonPythonModel:
 
         return answer
 
-    def _prepare(self, route: Route, ticket: Ticket, lane: Lane) -> dict[str, np.ndarray]:
+    def _prepare(self, route: Route, ticket: Ticket, lane: Lane) -> Ready:
         if ticket.is_late or ticket.waited_s > ASK_EVERY_S:
             CallerCheck(ticket).check(f"before variant '{route.name}' was free")
         self._decode(lane, ticket)
-        inputs = dict(ticket.inputs)
-        self.family.fill(route, ticket, inputs)
-        return inputs
+        return self.answering.ready(route, ticket)
 
     def _decode(self, lane: Lane, ticket: Ticket) -> None:
-        """Replace the image files of a request by their pixels.
-
-        Raises: Refused for a bad image, or if the caller no longer waits.
-        """
-        for name in self.routes.components[ticket.role].encoded:
-            if ticket.inputs[name].dtype != object:
-                continue  # decoded ahead, or for an earlier step of a policy
-            assert self.wanted is not None
-            files = ticket.inputs[name].ravel().tolist()
-            with self.instrumentation.decoding(ticket, map(megapixels, files)):
-                ticket.inputs[name] = decoded(files, self.wanted, ticket, lane)
+        self.answering.decode(lane, ticket, self.instrumentation.decoding)
 
     def _answer_group(self, route: Route, role: str, group: list[Ready], lane: Lane) -> float:
         """Answer each request, with one call for all if the family allows it.
@@ -355,7 +231,8 @@ class TritonPythonModel:
             began_s = time.monotonic()
             lane.calls()
             with self.instrumentation.calls_for([ready.ticket for ready in group]):
-                answers = self._call(route, role, group, lane)
+                calling = self._calling(group, lane)
+                answers = self.answering.answers(route, role, group, calling)
             self.metrics.ran(route.name, time.monotonic() - began_s)
         except Exception as error:
             if len(group) > 1 and may_be_one(error):
@@ -376,38 +253,17 @@ class TritonPythonModel:
                 fail(ready.ticket.sender, text, error)
         return sum(ready.ticket.work for ready in group)
 
-    def _call(
-        self, route: Route, role: str, group: list[Ready], lane: Lane
-    ) -> list[dict[str, np.ndarray]]:
-        """Make one call of one model, and return each request's rows of the answer."""
-        if not self.family.together:
-            return [
-                self.family.answer(route, request.ticket, request.inputs, lane.step)
-                for request in group
-            ]
-        outputs, tickets = (
-            self.routes.components[role].outputs,
-            [request.ticket for request in group],
-        )
-        asked = {name for ticket in tickets for name in ticket.wanted}
-        scored = self.labels.known(route, role) and bool(asked & set(OUTPUTS))
-        wanted = [name for name in outputs if name in asked or (scored and name == "embedding")]
-        # A caller may request the variant's name only; the call still proves that it answers.
-        wanted = wanted or [outputs[0]]
-        inputs = group[0].inputs
-        if len(group) > 1:  # a single request is not copied
-            inputs = {
-                name: np.concatenate([request.inputs[name] for request in group]) for name in inputs
-            }
-        arrays = call(route.parts[role], inputs, wanted, remaining_us(tickets))
-        lane.step()
-        if scored:
-            arrays |= self.labels.scores(route, arrays["embedding"])
-        edges = accumulate((ticket.rows for ticket in tickets), initial=0)  # NumPy's is slower
-        return [
-            {name: value[start:stop] for name, value in arrays.items()}
-            for start, stop in pairwise(edges)
-        ]
+    def _calling(
+        self, group: list[Ready], lane: Lane
+    ) -> Callable[[str, Arrays, list[str]], Arrays]:
+        tickets = [ready.ticket for ready in group]
+
+        def run(model: str, inputs: Arrays, outputs: list[str]) -> Arrays:
+            arrays = call(model, inputs, outputs, remaining_us(tickets))
+            lane.step()
+            return arrays
+
+        return run
 
 
 def still_waits(ticket: Ticket, route: Route) -> bool:
@@ -424,15 +280,6 @@ def may_be_one(error: Exception) -> bool:
     It cannot have caused a full queue or a dead process.
     """
     return not isinstance(error, Refused) or error.of_inputs
-
-
-def wanted_of(request: Any, followed: Followed | None, family: PlainFamily) -> tuple[str, ...]:
-    """Return the outputs of a request.
-
-    Raises: RequestRefused for an output that a request with a policy cannot have.
-    """
-    names = tuple(request.requested_output_names())
-    return names if followed is None else outputs_of(names, family, none_named=LANES in names)
 
 
 def send_lanes(sender: Any, lanes: dict[tuple[str, str], Lane]) -> None:
@@ -456,16 +303,10 @@ def send(ready: Ready, arrays: dict[str, np.ndarray], route: Route) -> None:
     if isinstance(ticket.sender, StepSender):
         ticket.sender.answered(ready.inputs, arrays)
         return
-    named = dict(zip(NAMES, (route.name, route.sha256), strict=True))
-    tensors = [pb.Tensor(name, array) for name, array in arrays.items() if name in ticket.wanted]
-    tensors += [
-        pb.Tensor(name, repeated(text, ticket.rows))
-        for name, text in named.items()
-        if name in ticket.wanted
-    ]
-    marks = marks_of(ticket).items()
-    tensors += [pb.Tensor(name, array) for name, array in marks if name in ticket.wanted]
-    ticket.sender.send(pb.InferenceResponse(tensors), flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    ticket.sender.send(
+        pb.InferenceResponse(tensors_of(answer_of(ticket, arrays, route))),
+        flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    )
     ticket.sender.ended(ANSWERED)
     count_adapted(ticket)
     if ticket.policy:

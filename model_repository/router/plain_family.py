@@ -73,9 +73,11 @@ class PlainFamily:
         route: Route,
         ticket: Ticket,
         inputs: dict[str, np.ndarray],
-        step_done: Callable[[], None],
+        call: Callable[[str, dict[str, np.ndarray], list[str]], dict[str, np.ndarray]],
     ) -> dict[str, np.ndarray]:
         """Return the answer to one request, if requests do not share calls.
+
+        `call` runs a model by its name, on inputs by name, for the named outputs.
 
         Raises: Refused if it cannot be answered, or the caller's time runs out.
         """

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from backlog import Ticket
-from calls import CallerCheck, Refused, call, remaining_us
 from caption_search import (
     SPECIAL,
     SearchedCaption,
@@ -17,7 +16,7 @@ from caption_search import (
     step_of,
 )
 from choose import RequestRefused
-from metrics import INVALID_REQUEST
+from outcomes import INVALID_REQUEST, CallerCheck, Refused
 from plain_family import PlainFamily, text_rows, whole
 from routes import ComponentRoute, Route, Routes
 
@@ -59,7 +58,7 @@ class Family(PlainFamily):
         route: Route,
         ticket: Ticket,
         inputs: dict[str, np.ndarray],
-        step_done: Callable[[], None],
+        call: Callable[[str, dict[str, np.ndarray], list[str]], dict[str, np.ndarray]],
     ) -> dict[str, np.ndarray]:
         """Return the sentences of a request's images and the attention map of each word.
 
@@ -70,7 +69,7 @@ class Family(PlainFamily):
         metadata = route.facts
         try:
             settings = search_settings(metadata, ticket.parameters)
-            captions = search(self.routes, route, ticket, inputs, settings, step_done)
+            captions = search(self.routes, route, ticket, inputs, settings, call)
         except WrongSearch as error:
             raise Refused(str(error), INVALID_REQUEST) from error
         sentences = [sentence(caption, metadata["words"]) for caption in captions]
@@ -102,21 +101,20 @@ def search(
     ticket: Ticket,
     inputs: dict[str, np.ndarray],
     settings: dict[str, int],
-    step_done: Callable[[], None],
+    call: Callable[[str, dict[str, np.ndarray], list[str]], dict[str, np.ndarray]],
 ) -> list[SearchedCaption]:
     """Return the best sentence of each image."""
     encode, components = routes.components["encode"], route.parts
-    state = call(components["encode"], inputs, list(encode.outputs), remaining_us([ticket]))
+    state = call(components["encode"], inputs, list(encode.outputs))
     waits = CallerCheck(ticket)
     names = {spec.name for spec in routes.components["step"].inputs}
     state = {name: value for name, value in state.items() if name in names}
     outputs = list(routes.components["step"].outputs)
 
     def run(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        step_done()
         waits.check(f"in the search of variant '{route.name}'")
         arrays = {name: column(array) for name, array in arrays.items()}
-        return call(components["step"], arrays, outputs, remaining_us([ticket]))
+        return call(components["step"], arrays, outputs)
 
     step = step_of(run)
     return best_captions(step, state, start=int(route.facts["start"]), **settings)

@@ -16,6 +16,7 @@ from saccade.core.errors import GateFailed, SaccadeError, require
 from saccade.core.files import json_bytes
 from saccade.core.leftovers import only_writer, temporary_folder
 from saccade.core.progress import Report, bar, pace, progress_of, reporting
+from saccade.core.sizes import counted
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.model_repository.router.routes import PolicyRoute
 from saccade.serving.bulk import runners
@@ -79,9 +80,9 @@ class BulkReport:
         kept = f", {self.kept:,} of them from an earlier run" if self.kept else ""
         speed = f"in {self.seconds:.1f} s ({self.per_second:,.0f} per second)"
         lines = [
-            f"{_counted(self.answers, 'answer')} by {self.variant} and "
-            f"{_counted(self.errors, 'error')}{kept}. This run processed "
-            f"{_counted(new, 'input')} {speed}.",
+            f"{counted(self.answers, 'answer')} by {self.variant} and "
+            f"{counted(self.errors, 'error')}{kept}. This run processed "
+            f"{counted(new, 'input')} {speed}.",
             f"{self.out}/{ANSWERS}: the answers, a Parquet data set",
         ]
         if self.errors:
@@ -89,15 +90,8 @@ class BulkReport:
         return "\n".join(lines)
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def bulk(
-    artefact: ArtefactFolder | Path | str,
-    options: BulkOptions,
-    *,
-    progress: Report | None = bar,
+    artefact: ArtefactFolder | Path | str, options: BulkOptions, *, progress: Report | None = bar
 ) -> BulkReport:
     """Answer every input of a source once, and write the answers as Parquet.
 
@@ -211,7 +205,7 @@ def _run(
                 inputs = done.inputs - begun.get(done.shard, 0)
                 begun[done.shard] = done.inputs
             done_here += inputs
-            advance(inputs, f"{pace(done_here, began)} per second, {_counted(errors, 'error')}")
+            advance(inputs, f"{pace(done_here, began)} per second, {counted(errors, 'error')}")
             _check_errors(errors, options)
     return answers, errors
 
@@ -219,7 +213,7 @@ def _run(
 def _check_errors(errors: int, options: BulkOptions) -> None:
     if options.max_errors is not None and errors > options.max_errors:
         raise GateFailed(
-            f"{_counted(errors, 'input')} could not be answered, but --max-errors allows "
+            f"{counted(errors, 'input')} could not be answered, but --max-errors allows "
             f"{options.max_errors}. See {Place(options.out).join(ERRORS)} for the reasons. "
             "Finished shards are kept: to resume, run the same command with a larger --max-errors."
         )
@@ -247,7 +241,7 @@ def _finished(
     answers, errors = counts
     if answers + errors != plan.inputs:
         raise SaccadeError(
-            f"{out}: has {_counted(answers, 'answer')} and {_counted(errors, 'error')}, expected "
+            f"{out}: has {counted(answers, 'answer')} and {counted(errors, 'error')}, expected "
             f"{plan.inputs:,} in all: its files were changed. Choose another --out."
         )
     seconds = time.monotonic() - began

@@ -16,6 +16,7 @@ import numpy as np
 
 from saccade.core.archives import read_arrays
 from saccade.core.errors import SaccadeError, require
+from saccade.core.sizes import counted
 from saccade.models.data.samples.shards import read_member, shard_members
 from saccade.models.data.samples.source import SUFFIXES, RowUnreadable, reading
 from saccade.models.data.samples.tables import TEXT_TABLES, RowGroups, image_bytes, lines, readable
@@ -362,7 +363,7 @@ class BulkSource:
         packed = [name for name, _ in files if self._kind(name) not in (None, ImageFile)]
         if packed and images:
             raise SaccadeError(
-                f"{self.place}: contains {len(images)} image{'s' * (len(images) != 1)} next to "
+                f"{self.place}: contains {counted(len(images), 'image')} next to "
                 f"{packed[0]}. Name a folder of images only, or files that contain or list images."
             )
         if images and images[0][0]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers that the client returns: labels, captions and segmentations, each with its variant."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ from saccade.serving.client.wire import output, texts
 
 BY_POLICY = ("steps", "certified")  # outputs of a request with a policy
 BY_LOAD = (*BY_POLICY, "degraded")  # outputs of a request that adapts to the load
+_MARKS: dict[str, Callable[[Any], Any]] = {"steps": int, "certified": bool, "degraded": bool}
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,7 @@ class Classification:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         labels = [{"label": label, "probability": value} for label, value in self.labels]
-        by_policy = {"steps": self.steps, "certified": self.certified}
-        return {
-            "labels": labels,
-            "variant": self.variant,
-            **({} if self.steps is None else by_policy),
-            **({} if self.degraded is None else {"degraded": self.degraded}),
-        }
+        return {"labels": labels, "variant": self.variant, **_marks_of(self)}
 
 
 @dataclass(frozen=True)
@@ -95,47 +91,30 @@ class Segmentation:
             }
             for index, count in enumerate(counts)
         ]
-        by_policy = {"steps": self.steps, "certified": self.certified}
-        return {
-            "slots": slots,
-            "variant": self.variant,
-            **({} if self.steps is None else by_policy),
-        }
+        return {"slots": slots, "variant": self.variant, **_marks_of(self)}
 
 
 _Answer = TypeVar("_Answer", Classification, Segmentation)
 
 
-def classifications_by_policy(result: Any) -> list[Classification]:
-    """Read the answer to a request for labels that follows a policy."""
-    return _followed(classifications(result), result)
-
-
-def _followed(answers: list[_Answer], result: Any) -> list[_Answer]:
-    """Return the answers with the steps and the certificate of each."""
-    columns = (output(result, name).reshape(-1).tolist() for name in BY_POLICY)
+def marked(answers: list[_Answer], result: Any, marks: Sequence[str]) -> list[_Answer]:
+    """Return answers with these of `BY_LOAD`, outputs of the same request."""
+    columns = [output(result, name).reshape(-1).tolist() for name in marks]
+    rows = zip(answers, *columns, strict=True)
     return [
-        replace(one, steps=int(steps), certified=bool(certified))
-        for one, steps, certified in zip(answers, *columns, strict=True)
+        replace(one, **{name: _MARKS[name](mark) for name, mark in zip(marks, row, strict=True)})
+        for one, *row in rows
     ]
 
 
-def classifications_by_load(result: Any) -> list[Classification]:
-    """Read the answer to a request for labels that adapts to the load."""
-    degraded = output(result, "degraded").reshape(-1).tolist()
-    return [
-        replace(one, degraded=bool(mark))
-        for one, mark in zip(classifications_by_policy(result), degraded, strict=True)
-    ]
-
-
-def classifications(result: Any) -> list[Classification]:
-    """Read the answer to a request for labels."""
+def classifications(result: Any, marks: Sequence[str] = ()) -> list[Classification]:
+    """Read the answer to a request for labels, with these of `BY_LOAD`."""
     rows = output(result, "probabilities")
-    return [
+    answers = [
         Classification(tuple(_label(entry) for entry in row), variant)
         for row, variant in zip(rows, texts(result, "variant"), strict=True)
     ]
+    return marked(answers, result, marks)
 
 
 def ranked(
@@ -166,7 +145,7 @@ def segmentations(result: Any, names: tuple[str, ...]) -> list[Segmentation]:
         )
         for index, variant in enumerate(texts(result, "variant"))
     ]
-    return _followed(answers, result) if set(BY_POLICY) <= set(names) else answers
+    return marked(answers, result, [name for name in BY_POLICY if name in names])
 
 
 def captions(result: Any) -> list[Caption]:
@@ -180,6 +159,11 @@ def captions(result: Any) -> list[Caption]:
         steps = int(attention.any(axis=(1, 2)).sum())
         answers.append(Caption(text, attention[:steps], variant))
     return answers
+
+
+def _marks_of(answer: Classification | Segmentation) -> dict[str, Any]:
+    marks = {name: getattr(answer, name, None) for name in BY_LOAD}
+    return {name: mark for name, mark in marks.items() if mark is not None}
 
 
 def _row(array: np.ndarray | None, index: int) -> np.ndarray | None:

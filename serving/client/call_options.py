@@ -24,16 +24,22 @@ class CallOptions(Options):
 
 
 @dataclass(frozen=True)
-class ClassifyOptions(CallOptions):
+class PolicyOptions(CallOptions):
+    """Options for images of which easy ones may stop early."""
+
+    policy: str | None = None  # follow the policy of this name, written by `saccade calibrate`
+    max_risk: float | None = None  # follow the cheapest policy certified for it; 0: full model
+    strict: bool = False  # with a policy: refuse if an answer would not be certified
+
+
+@dataclass(frozen=True)
+class ClassifyOptions(PolicyOptions):
     """Options of classify: at most one of those that choose the variant, or the policy."""
 
     min_score: float | None = None  # use the fastest variant whose score is surely at least this
     # use the best variant with a measured p95 of at most this; with a policy or from a repository
     # with --slo-ms: answer within this time, with less compute under load
     max_latency_ms: float | None = None
-    policy: str | None = None  # follow the policy of this name, written by `saccade calibrate`
-    max_risk: float | None = None  # follow the cheapest policy certified for it; 0: full model
-    strict: bool = False  # with a policy: refuse if an answer would not be certified
     top: Top = 3  # labels per image
     labels: Path | None = None  # zero-shot: a text file with one label per line
     templates: Path | None = None  # with --labels: one prompt per line, with {} for the label
@@ -51,27 +57,22 @@ class EmbedOptions(CallOptions):
 
 
 @dataclass(frozen=True)
-class SegmentOptions(CallOptions):
+class SegmentOptions(PolicyOptions):
     """Options of segment: where the slots of an image start, and where to write the masks."""
 
     out: Path = Path("masks")  # folder for <image>-slots.png: each image next to its slots
     raw: bool = False  # write only the slots: a PNG in which each pixel's index is its slot
     seed: int = 0  # seed for the positions where the slots start
     slots: int | None = None  # number of slots; default: as in training
-    policy: str | None = None  # follow the policy of this name, written by `saccade calibrate`
-    max_risk: float | None = None  # follow the cheapest policy certified for it; 0: full model
-    strict: bool = False  # with a policy: refuse if an answer would not be certified
     force: bool = False  # replace existing files in --out
 
 
 @dataclass(frozen=True)
-class AnswerOptions(CallOptions):
+class AnswerOptions(PolicyOptions):
     """Options of answer: the question about each image."""
 
     question: str = ""  # the question, the same for all images
     truncate: bool = False  # cut a question that is longer than the model reads
-    policy: str | None = None  # follow the policy of this name, written by `saccade calibrate`
-    max_risk: float | None = None  # follow the cheapest policy certified for it; 0: full model
     # refuse a question that contains words the model does not know; with a policy, also refuse if
     # an answer would not be certified
     strict: bool = False

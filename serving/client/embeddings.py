@@ -81,8 +81,7 @@ def load_embeddings(path: Path) -> tuple[Embeddings, tuple[str, ...]]:
         ) from error
     if embeddings.vectors.ndim != 2 or len(names) != len(embeddings.vectors):
         raise Damaged(
-            path,
-            f"found {len(names)} names for vectors of shape {list(embeddings.vectors.shape)}",
+            path, f"found {len(names)} names for vectors of shape {list(embeddings.vectors.shape)}"
         )
     return embeddings, names
 

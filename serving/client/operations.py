@@ -9,7 +9,7 @@ result for the caller.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -24,8 +24,6 @@ from saccade.serving.client.answers import (
     Segmentation,
     captions,
     classifications,
-    classifications_by_load,
-    classifications_by_policy,
     ranked,
     segmentations,
 )
@@ -54,7 +52,7 @@ from saccade.serving.client.wire import (
 
 _T = TypeVar("_T")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
-_NAMES = ("variant", "variant_sha256")
+_NAMES, _LABELS = ("variant", "variant_sha256"), ("probabilities", "variant")
 
 
 @dataclass(frozen=True)
@@ -254,8 +252,9 @@ def answer(
         check_words(questions, _first(view))
     tokens = question_tokens(questions, _first(view), truncate=truncate)
     arrays = as_arrays({"question": tokens, **_by_name(images)}, view)
-    names, read = _labels_asked(parameters, view)
-    return _read((yield array_call(arrays, names, parameters, top=top)), read)
+    marks = _marks_asked(parameters, view)
+    answers = yield array_call(arrays, (*_LABELS, *marks), parameters, top=top)
+    return _read(answers, partial(classifications, marks=marks))
 
 
 def caption(
@@ -332,30 +331,27 @@ def _classify(
     files = encoded(images)  # refuses what is not an image without calling the server
     view: RouterView = yield None
     view.require_output("probabilities", "classify images")
-    names, read = _labels_asked(parameters, view)
-    return _read((yield image_call(files, names, parameters, top=top)), read)
+    marks = _marks_asked(parameters, view)
+    answers = yield image_call(files, (*_LABELS, *marks), parameters, top=top)
+    return _read(answers, partial(classifications, marks=marks))
 
 
 def _follows(parameters: Mapping[str, str]) -> bool:
     return not parameters.keys().isdisjoint({"policy", "max_risk"})
 
 
-def _labels_asked(
-    parameters: Mapping[str, str], view: RouterView
-) -> tuple[tuple[str, ...], Callable[[Any], list[Classification]]]:
-    """Return the outputs to request for labels, and the function that reads the answer.
+def _marks_asked(parameters: Mapping[str, str], view: RouterView) -> tuple[str, ...]:
+    """Return the outputs that say how the answers to a request for labels were chosen.
 
     Raises: SaccadeError for a policy if the router has none.
     """
-    names, followed = ("probabilities", "variant"), _follows(parameters)
+    followed = _follows(parameters)
     if followed:
         view.require_policies()
     by_load = view.slo_ms is not None and not names_variant(parameters)
     if by_load or (followed and OBJECTIVE in parameters):
-        return (*names, *BY_LOAD), classifications_by_load
-    if followed:
-        return (*names, *BY_POLICY), classifications_by_policy
-    return names, classifications
+        return BY_LOAD
+    return BY_POLICY if followed else ()
 
 
 def _classify_as(
@@ -402,9 +398,7 @@ def _read(results: Sequence[Any], read: Callable[[Any], list[_T]]) -> list[_T]:
     return [value for result in results for value in read(result)]
 
 
-def _by_name(
-    images: Sequence[Image] | np.ndarray | Mapping[str, np.ndarray],
-) -> Mapping[str, Any]:
+def _by_name(images: Sequence[Image] | np.ndarray | Mapping[str, np.ndarray]) -> Mapping[str, Any]:
     return images if isinstance(images, Mapping) else {"image": images}
 
 

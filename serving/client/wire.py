@@ -86,6 +86,10 @@ def _row_bytes(row: np.ndarray) -> int:
 Steps = Generator[Call | None, Any, _T]
 
 
+_BY_POLICY = ("policy", "max_risk")
+_RISK = (lambda risk: 0 <= risk < 1, "a number of at least 0 and below 1, such as 0.01")
+
+
 def names_variant(parameters: Mapping[str, str]) -> bool:
     """Return whether a parameter chooses the variant, whatever the load."""
     return not parameters.keys().isdisjoint({*_RULES} - {OBJECTIVE})
@@ -104,60 +108,37 @@ def choice(
     Raises: SaccadeError if there is more than one, if its value is out of range, or if `strict` is
         set without a policy.
     """
-    followed = by_policy(policy, max_risk, strict=strict)
-    given = {"budget": budget, **other_rules}
-    chosen = {name: _number(name, value) for name, value in given.items() if value is not None}
-    # With a policy, the largest latency is the objective of a request that adapts to the load.
-    objective = chosen.pop(OBJECTIVE, None) if followed else None
-    ways = [*chosen, *(name for name in followed if name != "strict")]
-    if len(ways) > 1:
-        flags = ", ".join("--" + name.replace("_", "-") for name in ways)
-        raise SaccadeError(f"Found {flags} together, but each chooses the variant. Pass one.")
-    if followed:
-        return followed | (_checked({OBJECTIVE: objective}) if objective is not None else {})
-    return _checked(chosen)
-
-
-def _checked(chosen: Mapping[str, float | str]) -> dict[str, str]:
-    for name, value in chosen.items():
-        if isinstance(value, str):
-            return {name: value}  # the router knows whether there is such a budget
-        # The range of a score depends on the model; the router checks it.
-        allowed = _RULES[name].range
-        if not allowed.holds(value):
-            raise SaccadeError(f"{name} is {value:g}, expected {allowed.words}.")
-    # As text, because the protocol would guess whether a number is an integer or a double.
-    return {name: repr(value) for name, value in chosen.items()}
-
-
-def by_policy(policy: str | None, max_risk: float | None, *, strict: bool) -> dict[str, str]:
-    """Return the request parameters for a policy; none without one.
-
-    Raises: SaccadeError for an invalid risk, or for `strict` without a policy.
-    """
-    given = {} if policy is None else {"policy": str(policy)}
-    if max_risk is not None:
-        risk = _number("max_risk", max_risk)
-        if isinstance(risk, str) or not 0 <= risk < 1:
-            raise SaccadeError(
-                f"max_risk is {max_risk!r:.60}, expected a number of at least 0 and below 1, such "
-                "as 0.01."
-            )
-        given["max_risk"] = repr(risk)
-    if strict and not given:
+    given = {"budget": budget, **other_rules, "policy": policy, "max_risk": max_risk}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    followed = not chosen.keys().isdisjoint(_BY_POLICY)
+    if strict and not followed:
         raise SaccadeError(
             "Found --strict without --policy or --max-risk. Pass one of them, or drop --strict."
         )
-    return given | ({"strict": "true"} if strict else {})
+    # With a policy, the largest latency is the objective of a request that adapts to the load.
+    ways = [name for name in chosen if not (followed and name == OBJECTIVE)]
+    if len(ways) > 1:
+        flags = ", ".join("--" + name.replace("_", "-") for name in ways)
+        raise SaccadeError(f"Found {flags} together, but each chooses the variant. Pass one.")
+    parameters = {name: _text(name, value) for name, value in chosen.items()}
+    return parameters | ({"strict": "true"} if strict else {})
 
 
-def _number(name: str, value: BudgetLike) -> float | str:
+def _text(name: str, value: BudgetLike) -> str:
+    """Return a parameter as text: the protocol would guess whether a number is an integer."""
+    if name == "policy":
+        return str(value)
     try:
-        return number(value) if name == "budget" else float(value)
+        parsed = number(value) if name == "budget" else float(value)
     except ValueError:
-        if isinstance(value, str):
-            return value
-        raise SaccadeError(f"{name} is {value!r:.60}, expected a number.") from None
+        parsed = value if isinstance(value, str) else math.nan
+    if isinstance(parsed, str) and name != "max_risk":
+        return parsed  # the router knows whether there is such a budget
+    # The range of a score depends on the model; the router checks it.
+    holds, words = _RULES[name].range if name in _RULES else _RISK
+    if isinstance(parsed, str) or not holds(parsed):
+        raise SaccadeError(f"{name} is {value!r:.60}, expected {words}.")
+    return repr(parsed)
 
 
 def image_call(

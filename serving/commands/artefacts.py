@@ -103,8 +103,7 @@ def bulk(artefact: Artefacts, options: BulkOptions) -> Result:
 def bench(
     options: BenchOptions,
     folder: Annotated[
-        Positional[Path | None],
-        arg(help="artefact folder; frontier.json is written into it"),
+        Positional[Path | None], arg(help="artefact folder; frontier.json is written into it")
     ] = None,
     op_library: Kernels = False,
 ) -> Result:
@@ -252,8 +251,7 @@ def serve(
     repository: Repository,
     options: ServeOptions,
     print_command: Annotated[
-        bool,
-        arg(help="print a command that serves it without supervision, and exit"),
+        bool, arg(help="print a command that serves it without supervision, and exit")
     ] = False,
     container: Annotated[
         bool, arg(help="with --print-command: print the command for NVIDIA's container")
@@ -335,8 +333,7 @@ def inspect(
 
 def ops(
     build: Annotated[
-        bool,
-        arg(help="first build the library for ONNX Runtime and torch, if needed"),
+        bool, arg(help="first build the library for ONNX Runtime and torch, if needed")
     ] = False,
 ) -> Result:
     """List the custom ops, their attributes, and the implementations that can run here.

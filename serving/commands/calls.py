@@ -2,7 +2,6 @@
 """Verbs that send images to a running server."""
 
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import SaccadeError
-from saccade.core.escaping import escaped_line, escaped_message
+from saccade.core.escaping import escaped_line
 from saccade.core.files import read_lines, refuse_existing, write_atomically
+from saccade.core.verbosity import say
 from saccade.models.attention_maps import Drawing, MapRow, ShowRequest
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
@@ -192,13 +192,10 @@ def answers_to(image: Sequence[Path], options: AnswerOptions, connect: Connect) 
         unknown = unknown_words(question, view.runtime_metadata(view.variants[0]))
     if unknown:
         words = ", ".join(map(repr, unknown))
-        print(
-            escaped_message(
-                f"saccade: The model does not know {words} and treated "
-                f"{'it as an unknown word' if len(unknown) == 1 else 'them as unknown words'}. "
-                "Pass --strict to refuse such questions."
-            ),
-            file=sys.stderr,
+        treated = "it as an unknown word" if len(unknown) == 1 else "them as unknown words"
+        say(
+            f"The model does not know {words} and treated {treated}. Pass --strict to refuse such "
+            "questions."
         )
     return _labelled(done, unknown_words=list(unknown))
 

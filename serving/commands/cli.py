@@ -19,9 +19,9 @@ from tyro.conf import Positional, arg
 from saccade import __version__
 from saccade.core import interruption
 from saccade.core.errors import GateFailed, SaccadeError, ServerFailed, missing_package
-from saccade.core.escaping import escaped, escaped_line, escaped_message
+from saccade.core.escaping import escaped, escaped_line
 from saccade.core.files import is_full
-from saccade.core.verbosity import note
+from saccade.core.verbosity import note, say
 from saccade.serving.commands import artefacts, calls, closings, models
 from saccade.serving.commands.command import Answer, Command, Outcome, Result
 from saccade.serving.commands.explore.explore import explore
@@ -80,7 +80,7 @@ def _exit_code(error: BaseException) -> int:
         return interruption.tell()
     error = missing_package(error) or error
     if isinstance(error, SaccadeError):
-        print(escaped_message(f"saccade: {error}"), file=sys.stderr)
+        say(str(error))
         return error.exit_code
     if isinstance(error, OSError) and is_full(error):
         _drop_output()

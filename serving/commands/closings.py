@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import SaccadeError
-from saccade.core.sizes import files_below, size_text, time_text
+from saccade.core.sizes import counted, files_below, size_text, time_text
 from saccade.models.checkpoint_format import AUTHORS_DATA, header_of
 
 
@@ -55,7 +55,7 @@ def select(given: Mapping[str, Any], result: Any) -> Closing:
 def export(given: Mapping[str, Any], result: Any) -> Closing:
     out = given["options"].out
     return Closing(
-        _counted(len(result.manifests), "variant file", "verified"), out, bench_command(out)
+        f"{counted(len(result.manifests), 'variant file')} verified", out, bench_command(out)
     )
 
 
@@ -67,7 +67,7 @@ def download(given: Mapping[str, Any], result: Any) -> Closing:
 def verify(given: Mapping[str, Any], result: Any) -> Closing:
     folder = given["folder"]
     variants = result.to_dict()["variants"]
-    count = _counted(len(variants), "variant file", "checked")
+    count = f"{counted(len(variants), 'variant file')} checked"
     if result.exit_code and all(row["passed"] for row in variants):
         # Only a policy failed, and its line names the command that repairs it.
         return Closing(count, folder)
@@ -130,7 +130,7 @@ def evaluate(given: Mapping[str, Any], result: Any) -> Closing:
         if checkpoint_file(path).is_dir()
         else f"saccade export {_q(path)} --out {_q(Path('build') / _stem(path))}"
     )
-    return Closing(_counted(len(result.results), "result"), None, following)
+    return Closing(counted(len(result.results), "result"), None, following)
 
 
 def demo(given: Mapping[str, Any], result: Any) -> Closing:
@@ -194,10 +194,6 @@ def _beside(folder: Path | str, what: str) -> Path:
 
 def _stem(path: Path | str) -> str:
     return Path(str(path).rpartition(":")[2]).stem
-
-
-def _counted(count: int, noun: str, verb: str = "") -> str:
-    return " ".join(filter(None, (str(count), noun + "s" * (count != 1), verb)))
 
 
 def _q(path: Path | str) -> str:

@@ -2,7 +2,6 @@
 """The image files and folders given to a command, sent so that a bad image fails alone."""
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from saccade.core.errors import SaccadeError
-from saccade.core.escaping import escaped_message
 from saccade.core.progress import pace, progress_of
+from saccade.core.verbosity import say
 from saccade.models.data.samples.source import SUFFIXES
 from saccade.serving.client.connection import ServerRefusedImage
 from saccade.serving.client.images import encoded
@@ -112,7 +111,7 @@ def image_answers(
             raise SaccadeError("\n".join(_reasons(refused))) from error
     in_order = {path: refused[path] for path in paths if path in refused}
     for line in _reasons(in_order):
-        print(escaped_message(f"saccade: {line}"), file=sys.stderr)
+        say(line)
     return ImageAnswers(tuple(left.values()), answers, in_order)
 
 

@@ -34,12 +34,7 @@ class Inspection:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return {
-            "path": str(self.path),
-            "kind": self.kind,
-            **self.facts,
-            "next": list(self.next),
-        }
+        return {"path": str(self.path), "kind": self.kind, **self.facts, "next": list(self.next)}
 
     def to_text(self) -> str:
         """Return text for the terminal: a line per fact and per list item."""

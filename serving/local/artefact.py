@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -30,7 +31,7 @@ from saccade.serving.local.in_process import (
     outputs_in,
     view_in,
 )
-from saccade.serving.repository.deploy import plan_repository, write_component
+from saccade.serving.repository.deploy import RepositoryPlan, plan_repository, write_component
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.router_folder import write_router
@@ -95,16 +96,32 @@ class LoadedArtefact:
     """An artefact folder that answers in this process; `load_artefact` opens it.
 
     Threads may share it: requests run one after the other. `close`, or the end of a `with` block,
-    stops its threads and frees the models.
+    frees the models.
 
     Raises: every method raises SaccadeError if the request is wrong, or a file of the folder has
         changed since its export.
     """
 
     def __init__(self, folder: ArtefactFolder, options: RepositoryOptions) -> None:
-        self._opened = _Opened(folder, options)
-        self._pacing = Pacing()
-        self._close = weakref.finalize(self, self._opened.close)
+        self._folder, self._pacing = folder, Pacing()
+        self._one_at_a_time = threading.Lock()
+        labelling = read_labelling(options.labels, options.templates)
+        if labelling:  # its class vectors are computed with every variant
+            refuse_untried(folder, folder.manifests)
+        plan = plan_repository(folder, options, labelling)
+        # Requests run one after the other, so no other variant needs a core meanwhile.
+        threads = {name: replace(rule, alone=True) for name, rule in plan.threads.items()}
+        plan = replace(plan, threads=threads)
+        with ExitStack() as stack:
+            place = stack.enter_context(temporary_folder("artefact"))
+            router = place / plan.router.model
+            write_router(router, plan.router)
+            self._view, self._labels = view_in(router), labels_in(router)
+            self._outputs = outputs_in(router)
+            self._router = InProcessRouter(router, partial(_component, plan, place))
+            stack.callback(self._router.close)
+            # It refers to nothing of this object, which may be dropped without `close`.
+            self._release = weakref.finalize(self, stack.pop_all().close)
 
     def __enter__(self) -> "LoadedArtefact":
         return self
@@ -113,16 +130,17 @@ class LoadedArtefact:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<LoadedArtefact {self.model} in {self._opened.folder}>"
+        return f"<LoadedArtefact {self.model} in {self._folder}>"
 
     def close(self) -> None:
-        """Stop the threads and free the models. Requests are refused from now on."""
-        self._close()
+        """Free the models when the running request is answered. Later requests are refused."""
+        with self._one_at_a_time:
+            self._release()
 
     @property
     def model(self) -> str:
         """Name of the model."""
-        return self._opened.view.model
+        return self._view.model
 
     classify = _here(operations.classify)
     embed = _here(operations.embed)
@@ -139,77 +157,35 @@ class LoadedArtefact:
 
     def view(self) -> RouterView:
         """Return the description that the model's router gives its callers."""
-        return self._opened.view
+        return self._view
 
     def _infer(self, call: Call) -> "_Answer":
-        return self._opened.answer(call)
-
-
-class _Opened:
-    """The router of a folder, its temporary files, and the variants that requests have needed.
-
-    The threads of the router know this object and not the caller's, which may be dropped.
-    """
-
-    def __init__(self, folder: ArtefactFolder, options: RepositoryOptions) -> None:
-        self.folder = folder
-        self._one_at_a_time = threading.Lock()
-        self._closed = False
-        labelling = read_labelling(options.labels, options.templates)
-        if labelling:  # its class vectors are computed with every variant
-            refuse_untried(folder, folder.manifests)
-        plan = plan_repository(folder, options, labelling)
-        # Requests run one after the other, so no other variant needs a core meanwhile.
-        threads = {name: replace(rule, alone=True) for name, rule in plan.threads.items()}
-        self._plan = replace(plan, threads=threads)
-        with ExitStack() as stack:
-            self._place = stack.enter_context(temporary_folder("artefact"))
-            router = self._place / self._plan.router.model
-            write_router(router, self._plan.router)
-            self.view, self._labels = view_in(router), labels_in(router)
-            self._outputs = outputs_in(router)
-            self._router = InProcessRouter(router, self._find)
-            stack.callback(self._router.close)
-            self._resources = stack.pop_all()
-
-    def answer(self, call: Call) -> "_Answer":
-        """Return the answer to one request.
-
-        Raises: SaccadeError if it is refused, or a variant cannot be opened.
-        """
-        where = f"{self.folder}: {self.view.model}"
+        where = f"{self._folder}: {self.model}"
         if unknown := [name for name in call.outputs if name not in self._outputs]:
             known = ", ".join(name for name in self._outputs if name != LANES)
             raise refusal(where, f"unexpected output '{unknown[0]}', expected one of {known}")
         with self._one_at_a_time:
-            if self._closed:
+            if not self._release.alive:
                 raise SaccadeError(f"{where} was closed. Open it again with load_artefact.")
             try:
-                arrays = self._router.ask(
-                    call.inputs, call.outputs or self._outputs, call.parameters
-                )
+                outputs = call.outputs or self._outputs
+                arrays = self._router.ask(call.inputs, outputs, call.parameters)
             except InputRefused as error:
                 raise refusal(where, str(error)) from error
         if call.top and "probabilities" in arrays:
             arrays["probabilities"] = _classes(arrays["probabilities"], self._labels, call.top)
         return _Answer(arrays)
 
-    def close(self) -> None:
-        """Answer the request that runs, and release everything."""
-        with self._one_at_a_time:
-            self._closed = True
-            self._resources.close()
 
-    def _find(self, name: str) -> RepositoryModel:
-        """Return the folder of a component, which refers to the artefact's own file.
+def _component(plan: RepositoryPlan, place: Path, name: str) -> RepositoryModel:
+    """Return the folder of a component, which refers to the artefact's own file.
 
-        Raises: SaccadeError if the file does not match its manifest, or must not be opened.
-        """
-        folder, place = self._plan.folder, self._place / name
-        (manifest,) = (one for one in folder.manifests if one.variant.name == name)
-        refuse_untried(folder, [manifest])
-        write_component(place, self._plan, _NO_SAMPLE, refer=True)
-        return RepositoryModel(place, self._plan.options.runtime)
+    Raises: SaccadeError if the file does not match its manifest, or must not be opened.
+    """
+    (manifest,) = (one for one in plan.folder.manifests if one.variant.name == name)
+    refuse_untried(plan.folder, [manifest])
+    write_component(place / name, plan, _NO_SAMPLE, refer=True)
+    return RepositoryModel(place / name, plan.options.runtime)
 
 
 class _Answer:

@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a repository's router and its variants in this process, with the code of the server.
 
-Requests take the same path as in the server, including decoding. The bundled server's own backend
-runs ONNX files on CPUs, so answers are the same bit for bit. Plans and files on GPUs, which that
-backend does not run, are loaded by their runtime as functions.
-
-This file has the part of the server's module that the router and the backend use; metrics and
-cancellation do nothing.
+Requests are read, decoded and answered by the router's own files, but without its lanes: here they
+run one after the other. The bundled server's own backend runs ONNX files on CPUs, so answers are
+the same bit for bit. Plans and files on GPUs, which that backend does not run, are loaded by their
+runtime as functions.
 """
 
 import json
-import logging
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from importlib import resources
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from queue import SimpleQueue
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,145 +20,33 @@ from saccade.core.errors import SaccadeError, ShapeError, missing_package
 from saccade.exporter.runtimes.runners import Runner, run_in_batches
 from saccade.models.interface import Arrays
 from saccade.serving.client.router_view import RouterView, view_of
-from saccade.serving.local.server_code import SERVER_MODULE, ServerCode, backend_files
+from saccade.serving.local.server_code import ServerCode, backend_files
 from saccade.serving.repository.model_config import LABELS_FILE, on_gpu, read_config
-from saccade.serving.repository.preflight.report import NotChecked
-from saccade.serving.repository.preflight.repository import RepositoryModel, open_repository
+from saccade.serving.repository.preflight.repository import (
+    NotChecked,
+    RepositoryModel,
+    open_repository,
+)
 
-VERSION = "1"
-_LOGGER = logging.getLogger("saccade.local")
-
-
-class TritonError(Exception):
-    """Error that a model sends instead of an answer: a message and the protocol's code."""
-
-    INVALID_ARG, UNAVAILABLE = "INVALID_ARG", "UNAVAILABLE"
-    INTERNAL, CANCELLED = "INTERNAL", "CANCELLED"
-
-    def __init__(self, message: str, code: str = INTERNAL) -> None:
-        super().__init__(message)
-        self._code = code
-
-    def message(self) -> str:
-        """Return the message."""
-        return str(self)
-
-    def code(self) -> str:
-        """Return the code, one of the names above."""
-        return self._code
-
-
-class TritonModelException(Exception):
-    """Raised by a model that cannot be loaded."""
-
-
-class Tensor:
-    """An array and its name."""
-
-    def __init__(self, name: str, array: np.ndarray) -> None:
-        self._name, self._array = name, array
-
-    def name(self) -> str:
-        """Return the name."""
-        return self._name
-
-    def shape(self) -> list[int]:
-        """Return the sizes of the axes."""
-        return list(self._array.shape)
-
-    def as_numpy(self) -> np.ndarray:
-        """Return the array."""
-        return self._array
-
-
-class InferenceResponse:
-    """An answer: tensors, or an error."""
-
-    def __init__(
-        self, output_tensors: Sequence[Tensor] = (), error: TritonError | None = None
-    ) -> None:
-        self.tensors = {tensor.name(): tensor for tensor in output_tensors}
-        self._error = error
-
-    def has_error(self) -> bool:
-        """Return whether the answer is an error."""
-        return self._error is not None
-
-    def error(self) -> TritonError | None:
-        """Return the error, or None."""
-        return self._error
-
-    @property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays by name."""
-        return {name: tensor.as_numpy() for name, tensor in self.tensors.items()}
-
-
-class Request:
-    """A request as a model sees it. `on_answer` is called with the answer, from any thread."""
-
-    def __init__(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        outputs: Sequence[str],
-        parameters: Mapping[str, str],
-        on_answer: Callable[[InferenceResponse], None] | None = None,
-    ) -> None:
-        self._inputs, self._outputs = dict(inputs), list(outputs)
-        self._parameters, self._on_answer = json.dumps(dict(parameters)), on_answer
-
-    def inputs(self) -> list[Tensor]:
-        """Return all inputs."""
-        return [Tensor(name, array) for name, array in self._inputs.items()]
-
-    def requested_output_names(self) -> list[str]:
-        """Return the names of the requested outputs."""
-        return self._outputs
-
-    def parameters(self) -> str:
-        """Return the request's parameters as JSON."""
-        return self._parameters
-
-    def request_id(self) -> str:
-        """Return an empty id."""
-        return ""
-
-    def timeout(self) -> int:
-        """Return 0: the caller waits without a limit."""
-        return 0
-
-    def get_response_sender(self) -> "Request":
-        """Return the object with which a decoupled model sends its answer."""
-        return self
-
-    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Receive the answer."""
-        if response is not None and self._on_answer is not None:
-            self._on_answer(response)
-
-    def is_cancelled(self) -> bool:
-        """Return False: requests are never cancelled."""
-        return False
-
-
-class _Forgotten:
-    """A family of metrics, and each of its metrics; values are discarded."""
-
-    COUNTER = "counter"
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def Metric(self, *_: object, **__: object) -> "_Forgotten":  # noqa: N802 - the server's name
-        """Return a metric of the family."""
-        return _Forgotten()
-
-    def increment(self, value: float) -> None:
-        """Discard the value."""
+SURE = 0.9  # share of its objective that a request may need: the estimate may be wrong
+GOES_ON = 0.5  # share of rows that go on to the next step of a policy, as the router guesses
 
 
 class InputRefused(SaccadeError):
     """Raised for an input that the model refuses, and would refuse again."""
+
+
+class _Caller:
+    """The caller of a request and the lane that decodes its images, which nobody else waits for."""
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    def decoded(self, *_: float) -> None:
+        pass
+
+    def step(self) -> None:
+        pass
 
 
 class InProcessRouter:
@@ -176,14 +58,13 @@ class InProcessRouter:
     def __init__(self, router: Path, find: Callable[[str], RepositoryModel]) -> None:
         self._find = find
         self._variants: dict[str, _Variant] = {}
-        self._error: SaccadeError | None = None  # a variant's error in the last request
-        self._unloaded: SaccadeError | None = None  # why a variant of the last request did not load
-        self._log, self._name = _Log(), router.name
-        folder = router / VERSION
-        self._code = ServerCode(folder, server_module(self._run, self._log))
-        self._router = self._code.module("model").TritonPythonModel()
-        with _settings_kept():
-            self._router.initialize({"model_name": router.name})
+        self._backends: dict[str, Any] = {}
+        self._row_s: dict[str, float] = {}  # seconds for a row in the last run of a variant
+        code = ServerCode({file.name: file for file in (router / "1").glob("*.py")})
+        self._choose, self._chain = code.module("choose"), code.module("chain")
+        self._refusals = (self._choose.RequestRefused, code.module("outcomes").Refused, ShapeError)
+        self._code = code.module("answering")
+        self._answering = self._code.Answering(router / "1")
 
     def ask(
         self,
@@ -195,57 +76,105 @@ class InProcessRouter:
 
         Raises: InputRefused if the request is at fault, SaccadeError if the model is.
         """
-        answers: SimpleQueue[InferenceResponse] = SimpleQueue()
-        self._log.last, self._error, self._unloaded = "", None, None
-        request = Request(inputs, outputs, parameters, answers.put)
-        (refusal,) = self._router.execute([request])
-        response = answers.get() if refusal is None else refusal
-        if self._unloaded is not None:
-            # With a policy, the router answers with the previous variant. But here a model that
-            # cannot be loaded is an error in the files, which does not go away by itself.
-            raise self._unloaded
-        error = response.error()
-        if error is None:
-            return response.arrays
-        if isinstance(self._error, ShapeError):
-            raise InputRefused(str(self._error)) from self._error
-        if self._error is not None:
-            raise self._error
-        if error.code() == TritonError.INVALID_ARG:
-            raise InputRefused(error.message())
-        # A service refers its callers to its log; here the caller may read the log itself.
-        said = f" ({self._log.last})" if self._log.last else ""
-        raise SaccadeError(
-            f"A request could not be answered: {error.message()}{said}. Try the model with: "
-            "saccade verify ARTEFACT"
-        )
+        try:
+            return self._answer(dict(inputs), tuple(outputs), json.dumps(dict(parameters)))
+        except self._refusals as error:
+            raise InputRefused(str(error)) from error
 
     def close(self) -> None:
-        """Stop the router's threads and close the sessions before the process exits."""
-        self._router.finalize()
+        """Close the sessions before the process exits."""
         self._variants.clear()
 
-    def _run(self, name: str, inputs: Arrays, outputs: Sequence[str]) -> InferenceResponse:
-        if name == self._name:
-            return InferenceResponse()  # a probe of the server's queue, which is not here
-        try:
-            if name not in self._variants:
-                self._variants[name] = self._opened(name)
-            arrays = self._variants[name].answer(inputs)
-        except SaccadeError as error:
-            self._error = error  # it has more details than the router's error
-            return InferenceResponse(error=TritonError(str(error)))
-        except Exception as error:
-            self._log.log_error(f"{name}: a request failed: {error!r}")
-            return InferenceResponse(error=TritonError(f"'{name}' could not run this request"))
-        return InferenceResponse([Tensor(wanted, arrays[wanted]) for wanted in outputs])
+    def _answer(
+        self, inputs: dict[str, np.ndarray], outputs: tuple[str, ...], parameters: str
+    ) -> dict[str, np.ndarray]:
+        answering, caller = self._answering, _Caller()
+        choice = answering.choice(parameters)
+        role, choice = answering.component(choice, {*inputs}, outputs)
+        of_caller = {"sender": caller, "deadline_s": None, "arrived_s": time.monotonic()}
+        ticket = answering.ticket(choice, role, inputs, outputs, **of_caller)
+        route, followed = choice.route, choice.followed
+        if choice.wish:
+            candidate, ticket = self._adapted(choice.wish, ticket)
+            route, strict = candidate.routes[0], bool(followed and followed.strict)
+            followed = candidate.policy and self._choose.Followed(candidate.policy, strict)
+        if followed is None:
+            ticket = answering.on_route(ticket, route)
+            answering.decode(caller, ticket)
+            return self._single(ticket, route)
+        routes = answering.chain(ticket, followed)
+        answering.decode(caller, ticket)
+        if len(routes) == 1:
+            return self._single(ticket._replace(policy=followed.policy.name), routes[0])
+        chain = self._chain.RequestChain(ticket, followed.policy, routes, answering.family)
+        return self._follow(chain, ticket, strict=followed.strict)
 
-    def _opened(self, name: str) -> "_Variant":
+    def _single(self, ticket: Any, route: Any) -> dict[str, np.ndarray]:
+        _, arrays = self._run(ticket, route)
+        answer: dict[str, np.ndarray] = self._code.answer_of(ticket, arrays, route)
+        return answer
+
+    def _follow(self, chain: Any, ticket: Any, *, strict: bool) -> dict[str, np.ndarray]:
+        inputs, unsure = ticket.inputs, chain.open
+        while len(unsure):
+            # A model that cannot be loaded is an error in the files: it does not go away by itself.
+            self._loaded(chain.route.parts[ticket.role])
+            step = ticket._replace(inputs=inputs, rows=len(unsure), wanted=chain.needed)
+            try:
+                inputs, arrays = self._run(step, chain.route)
+            except SaccadeError:
+                if chain.at == 0 or strict:
+                    raise
+                chain.give_up()
+                break
+            unsure = chain.take(arrays)
+            inputs = {name: array[unsure] for name, array in inputs.items()}
+        answer: dict[str, np.ndarray] = chain.answer()
+        return answer
+
+    def _adapted(self, wish: Any, ticket: Any) -> tuple[Any, Any]:
+        """Return who answers a request in time, and the request with what its answer says of that.
+
+        Raises: InputRefused if nobody does.
+        """
+        for at, candidate in enumerate(self._choose.candidates_of(self._answering.routes, wish)):
+            rows_s = [self._row_s.get(route.name, 0.0) for route in candidate.routes]
+            needs_s = sum(GOES_ON**step * row_s for step, row_s in enumerate(rows_s)) * ticket.rows
+            if needs_s <= SURE * wish.slo_s:
+                marks = SimpleNamespace(degraded=at > 0, certified=candidate.certified)
+                return candidate, ticket._replace(adapted=marks)
+        raise InputRefused(
+            f"found no way to answer this request within {1e3 * wish.slo_s:.3g} ms; send less in "
+            "one request, or allow more time"
+        )
+
+    def _run(self, ticket: Any, route: Any) -> tuple[dict[str, np.ndarray], Any]:
+        """Return the inputs and outputs of a variant's run."""
+        ready, began_s = self._answering.ready(route, ticket), time.monotonic()
+        (arrays,) = self._answering.answers(route, ticket.role, [ready], self._call)
+        self._row_s[route.name] = (time.monotonic() - began_s) / ticket.rows
+        return ready.inputs, arrays
+
+    def _call(self, name: str, inputs: Arrays, outputs: Sequence[str]) -> dict[str, np.ndarray]:
+        variant = self._loaded(name)
         try:
-            return self._load(name)
+            arrays = variant.answer(inputs)
+        except SaccadeError:
+            raise
         except Exception as error:
-            self._unloaded = _why_not_opened(name, error)
-            raise self._unloaded from error
+            raise SaccadeError(
+                f"A request could not be answered: {name} failed ({error!r:.1000}). Try the model "
+                "with: saccade verify ARTEFACT"
+            ) from error
+        return {output: arrays[output] for output in outputs}
+
+    def _loaded(self, name: str) -> "_Variant":
+        if name not in self._variants:
+            try:
+                self._variants[name] = self._load(name)
+            except Exception as error:
+                raise _why_not_opened(name, error) from error
+        return self._variants[name]
 
     def _load(self, name: str) -> "_Variant":
         from google.protobuf import json_format
@@ -253,12 +182,25 @@ class InProcessRouter:
         model = self._find(name)
         config = json_format.MessageToDict(model.parsed_config(), preserving_proto_field_name=True)
         if model.served.bundled and not on_gpu(model.config):
-            return _Variant(_backend(self._code, model, config), config)
+            return _Variant(self._backend(model, config), config)
         try:
             run = model.served.runner(model)
         except NotChecked as error:
             raise SaccadeError(f"{model.folder}: {error}. Run the command again.") from error
         return _Variant(in_parts(run, int(config["max_batch_size"])), config)
+
+    def _backend(self, model: RepositoryModel, config: dict[str, Any]) -> Runner:
+        """Return a function that runs a model with the bundled server's backend."""
+        name = model.served.backend
+        if name not in self._backends:
+            self._backends[name] = ServerCode(backend_files(name)).module("runtime")
+        variant = self._backends[name].VARIANT(config, model.version, "CPU")
+
+        def run(inputs: Arrays) -> dict[str, np.ndarray]:
+            outputs = variant.run_in_parts([inputs[name] for name in variant.inputs])
+            return dict(zip(variant.outputs, outputs, strict=True))
+
+        return run
 
 
 def in_parts(run: Runner, most_rows: int) -> Runner:
@@ -285,19 +227,6 @@ def _with_shapes(arrays: Arrays, shapes: Mapping[str, tuple[int, ...]]) -> dict[
         name: array.reshape(len(array), *shapes[name]) if name in shapes else array
         for name, array in arrays.items()
     }
-
-
-@contextmanager
-def _settings_kept() -> Iterator[None]:
-    """Keep settings of the process that a router changes, since in a server it has its own."""
-    from PIL import Image
-
-    most_pixels, interval = Image.MAX_IMAGE_PIXELS, sys.getswitchinterval()
-    try:
-        yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = most_pixels
-        sys.setswitchinterval(interval)
 
 
 def _why_not_opened(name: str, error: Exception) -> SaccadeError:
@@ -335,33 +264,6 @@ def labels_in(router: Path) -> tuple[str, ...]:
     return tuple(path.read_text("utf-8").splitlines()) if path.exists() else ()
 
 
-def _backend(code: ServerCode, model: RepositoryModel, config: dict[str, Any]) -> Runner:
-    """Return a function that runs a model with the bundled server's backend."""
-    name = model.served.backend
-    files = backend_files(name)
-    with ExitStack() as stack:
-        for module, file in (
-            ("backend_model", "backend_model.py"), (f"saccade_{name}_backend", "model.py")
-        ):  # fmt: skip
-            path = stack.enter_context(resources.as_file(files[file]))
-            loaded = code.module(module, path)
-    backend = loaded.TritonPythonModel()
-    backend.initialize(
-        {
-            "model_config": json.dumps(config),
-            "model_instance_kind": "CPU",
-            "model_repository": str(model.folder),
-            "model_version": VERSION,
-        }
-    )
-
-    def run(inputs: Arrays) -> dict[str, np.ndarray]:
-        outputs = backend.run_in_parts([inputs[name] for name in backend.inputs])
-        return dict(zip(backend.outputs, outputs, strict=True))
-
-    return run
-
-
 def _reshaped(tensors: list[dict[str, Any]], to: str) -> dict[str, tuple[int, ...]]:
     """Return the sizes after the batch axis of tensors with `reshape`, inside or outside."""
     return {
@@ -371,51 +273,3 @@ def _reshaped(tensors: list[dict[str, Any]], to: str) -> dict[str, tuple[int, ..
         for tensor in tensors
         if "reshape" in tensor
     }
-
-
-def server_module(
-    run: Callable[[str, Arrays, Sequence[str]], InferenceResponse], log: "_Log"
-) -> ModuleType:
-    """Return the server's module; `run` answers a model's calls of another model."""
-
-    class InferenceRequest:
-        """A call of another model by a model."""
-
-        def __init__(
-            self,
-            model_name: str,
-            inputs: Sequence[Tensor],
-            requested_output_names: Sequence[str],
-            **_: object,
-        ) -> None:
-            self._model, self._outputs = model_name, requested_output_names
-            self._inputs = {tensor.name(): tensor.as_numpy() for tensor in inputs}
-
-        def exec(self) -> InferenceResponse:
-            """Return the answer."""
-            return run(self._model, self._inputs, self._outputs)
-
-    module: Any = ModuleType(SERVER_MODULE)
-    module.TritonError, module.TritonModelException = TritonError, TritonModelException
-    module.Tensor, module.InferenceResponse = Tensor, InferenceResponse
-    module.InferenceRequest, module.MetricFamily = InferenceRequest, _Forgotten
-    module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
-    module.get_output_tensor_by_name = lambda response, name: response.tensors.get(name)
-    module.Logger = log
-    made: ModuleType = module
-    return made
-
-
-class _Log:
-    """The server's log; the last error is kept for the caller."""
-
-    def __init__(self) -> None:
-        self.last = ""
-
-    def log_error(self, text: str) -> None:
-        """Keep an error."""
-        self.last = text[:1000]
-
-    def log_warn(self, text: str) -> None:
-        """Pass a warning to Python's logging."""
-        _LOGGER.debug(text)

@@ -26,7 +26,7 @@ from saccade.serving.repository.policies import (
     served_adaptive,
     served_policies,
 )
-from saccade.serving.repository.preflight.report import Target
+from saccade.serving.repository.preflight.repository import Target
 from saccade.serving.repository.preflight.verb import broken_rules
 from saccade.serving.repository.router_folder import (
     MOST,
@@ -105,8 +105,8 @@ def plan_repository(
         artefact, or the frontier has measurements of other files.
     """
     whole, folder = folder, chosen(folder, options.precisions, options.runtime)
-    check_alike(folder, options.runtime)
     variants = folder.variants
+    check_alike(variants, options.runtime)
     declared = variants[0].preprocessing
     preprocessing = _caps(declared, options) if declared else None
     max_images = preprocessing.max_images if preprocessing else options.max_images or MAX_BATCH

@@ -174,7 +174,7 @@ def _bundled(root: Path) -> Installation:
     stubs = root / "python_backend_stubs"
     stub = stubs / version / STUB
     if not stub.exists():
-        known = ", ".join(sorted((path.name for path in stubs.glob("3.*")), key=_as_numbers))
+        known = ", ".join(sorted((path.name for path in stubs.glob("3.*")), key=as_numbers))
         raise SaccadeError(
             f"This is Python {version}, but the bundled server supports Python {known}. Create a "
             "virtual environment with one that saccade also supports (3.11 to 3.13)."
@@ -189,7 +189,8 @@ def _bundled(root: Path) -> Installation:
     )
 
 
-def _as_numbers(version: str) -> tuple[int, ...]:
+def as_numbers(version: str) -> tuple[int, ...]:
+    """Return the parts of a version such as 24.10, to compare it with another."""
     return tuple(int(part) for part in version.split("."))
 
 

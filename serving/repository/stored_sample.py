@@ -54,6 +54,16 @@ def samples(folder: ArtefactFolder) -> dict[str, Sample]:
 
     Raises: SaccadeError if the folder has a different checkpoint, or ONNX Runtime refuses a file.
     """
+
+    def load(manifest: Manifest) -> Runner:
+        if manifest.variant.precision != "bf16":
+            return ONNXRUNTIME.load(folder, manifest, "bodies")
+        require("onnx", extra="export")
+        from saccade.exporter.graph.half_graph import widened_session
+
+        # ONNX Runtime's CPU provider has no kernels for the type.
+        return onnx_runner(widened_session(folder.file(manifest), manifest.file))
+
     try:
         checkpoint = folder.checkpoint and folder.parent
     except MissingPackage:
@@ -62,7 +72,7 @@ def samples(folder: ArtefactFolder) -> dict[str, Sample]:
     for manifest in folder.manifests:
         real = drawn.inputs(manifest) if drawn else None
         inputs = real or {spec.name: _zeros(spec) for spec in manifest.inputs}
-        answers = _answers(partial(_loaded, folder, manifest), inputs)
+        answers = _answers(partial(load, manifest), inputs)
         samples[manifest.variant.name] = Sample(inputs, answers, real is not None)
     return samples
 
@@ -151,16 +161,6 @@ def _fits(array: np.ndarray | None, spec: TensorSpec) -> bool:
 
 def _zeros(spec: TensorSpec) -> np.ndarray:
     return np.zeros([axis if isinstance(axis, int) else 1 for axis in spec.shape], spec.dtype)
-
-
-def _loaded(folder: ArtefactFolder, manifest: Manifest) -> Runner:
-    if manifest.variant.precision != "bf16":
-        return ONNXRUNTIME.load(folder, manifest, "bodies")
-    require("onnx", extra="export")
-    from saccade.exporter.graph.half_graph import widened_session
-
-    # ONNX Runtime's CPU provider has no kernels for the type.
-    return onnx_runner(widened_session(folder.file(manifest), manifest.file))
 
 
 def _answers(load: Callable[[], Runner], inputs: Arrays) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from saccade.core.machine import cores
 from saccade.core.schema import typed
+from saccade.core.sizes import counted
 from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.serving.repository.options import RepositoryOptions
@@ -38,7 +39,7 @@ class ThreadRule:
             return "as given by --threads"
         if self.on(cores) == self.enough:
             return "more were measured not to be faster"
-        of = f"{cores} core{'s' * (cores != 1)}"
+        of = counted(cores, "core")
         if self.alone:
             return f"it is alone on {of}"
         return f"other models share the {of} with it"
@@ -57,9 +58,7 @@ def thread_rules(
         # A GPU computes; the one thread only starts its work.
         given = 1 if options.threads is None and options.on_gpu else options.threads
         rules[variant.components[role].variant.name] = ThreadRule(
-            given=given,
-            alone=alone,
-            enough=entry.enough_threads(role) if entry else None,
+            given=given, alone=alone, enough=entry.enough_threads(role) if entry else None
         )
     return rules
 

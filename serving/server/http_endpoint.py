@@ -288,10 +288,7 @@ def service_page(watched: Watched, *, up: bool) -> str:
             "Reloads of the router after its process died",
             {whole: reloads.get(readiness.model, 0)},
         ),
-        "variant_reloads_total": (
-            "Reloads of a variant after its process died",
-            reloaded,
-        ),
+        "variant_reloads_total": ("Reloads of a variant after its process died", reloaded),
     }
     lines = []
     for name, (description, samples) in families.items():

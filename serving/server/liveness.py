@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from saccade.core.machine import process_fields
+from saccade.core.sizes import counted
 from saccade.serving.client.readiness import Board, Probe, Prober
 from saccade.serving.server.log import report
 from saccade.serving.server.process import ServerProcess, StartLimit, Stub
@@ -187,8 +188,8 @@ class Liveness:
                     )
             waiting = sum(int(lane["waiting"]) for lane in lanes)
             seconds = max(float(lane["waiting_s"]) for lane in lanes)
-            noun = "request" if waiting == 1 else "requests"
-            text = f"{waiting} {noun} waiting, about {seconds:.2g} s" if waiting else ""
+            queue = f"{counted(waiting, 'request')} waiting, about {seconds:.2g} s"
+            text = queue if waiting else ""
             self._board.mark_busy(variant, text)
         if probe.lanes:
             self._board.mark_busy(probe.model, "")

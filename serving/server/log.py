@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from saccade.core.errors import SaccadeError
-from saccade.core.escaping import escaped_line, escaped_message
+from saccade.core.escaping import escaped_line
 from saccade.model_repository.router.tracing import FIELDS as REQUEST_FIELDS
 from saccade.model_repository.router.tracing import REQUEST_LINE
 
@@ -53,14 +53,6 @@ _CRASH = re.compile(r"Signal \((4|6|7|8|11)\) received\.")
 _KEPT = 400
 
 FIELDS = "saccade_fields"  # attribute of a log record: the fields passed to `event`
-
-
-class EscapedFormatter(logging.Formatter):
-    """Formatter that escapes terminal commands which a caller made the server print."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line, with further lines indented."""
-        return escaped_message(super().format(record))
 
 
 class ServerLog:

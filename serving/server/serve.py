@@ -18,7 +18,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
@@ -26,10 +26,10 @@ from typing import Protocol
 
 from saccade.core import interruption, verbosity
 from saccade.core.errors import SaccadeError
-from saccade.core.escaping import escaped_message
 from saccade.core.files import new_folder
 from saccade.core.machine import cores
 from saccade.core.options import flag
+from saccade.core.sizes import counted
 from saccade.plugins.native.library import NAME as ONNXRUNTIME_LIBRARY
 from saccade.serving.client.connection import is_loopback
 from saccade.serving.repository.description import read_repository
@@ -45,7 +45,7 @@ from saccade.serving.repository.installation import (
     requirements_of,
 )
 from saccade.serving.server.addresses import ServeOptions, listening, numeric, refuse_shared
-from saccade.serving.server.log import SERVICE, EscapedFormatter, JsonFormatter, event, report
+from saccade.serving.server.log import SERVICE, JsonFormatter, event, report
 from saccade.serving.server.process import (
     EXIT_TIMEOUT_S,
     backend_code,
@@ -206,7 +206,7 @@ def _logged_end(error: BaseException) -> int:
 def _ask_consent(options: ServeOptions) -> ServeOptions:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return options
-    _print(risk_of(find_installation()))
+    verbosity.say(risk_of(find_installation()))
     print(f"Listen on {options.host} anyway? [y/N] ", end="", file=sys.stderr, flush=True)
     agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
     return replace(options, accept_risk=agreed)
@@ -223,42 +223,27 @@ def _announce(server: Server, options: ServeOptions) -> None:
         }
         report(logging.INFO, "serving", "Serving.", **what, **places)
         return
-    count = len(server.variants)
     names = ", ".join(server.variants)
-    _print(f"{server.model} with {count} variant{'s' * (count != 1)}: {names}")
-    _print(f"repository {server.repository}, SHA-256 {server.repository_sha256[:12]}")
+    verbosity.say(f"{server.model} with {counted(len(server.variants), 'variant')}: {names}")
+    verbosity.say(f"repository {server.repository}, SHA-256 {server.repository_sha256[:12]}")
     over_http = f"HTTP {server.http_url}   " if server.options.http else ""
-    _print(f"gRPC {server.url}   {over_http}metrics {server.metrics_url}")
-    _print(f"ready: {server.ready_url}   (Ctrl-C stops)")
+    verbosity.say(f"gRPC {server.url}   {over_http}metrics {server.metrics_url}")
+    verbosity.say(f"ready: {server.ready_url}   (Ctrl-C stops)")
 
 
 def _say(text: str, options: ServeOptions, kind: str) -> None:
     if options.log_format == "json":
         report(logging.INFO, kind, text)
     else:
-        _print(text)
+        verbosity.say(text)
 
 
-def _print(text: str) -> None:
-    print(escaped_message(f"saccade: {text}"), file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _own_log(options: ServeOptions) -> Iterator[None]:
+def _own_log(options: ServeOptions) -> AbstractContextManager[None]:
     """Show the log on standard error, unless the program has set one up."""
-    logger = logging.getLogger("saccade")
-    if logger.hasHandlers():
-        yield
-        return
-    handler = logging.StreamHandler()
-    text = EscapedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(text if options.log_format == "text" else JsonFormatter())
-    logger.addHandler(handler)
-    logger.setLevel(verbosity.level())
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
+    if logging.getLogger("saccade").hasHandlers():
+        return nullcontext()
+    formatter = JsonFormatter() if options.log_format == "json" else None
+    return verbosity.log_shown(formatter, verbosity.level())
 
 
 IMAGE = f"saccade-server:{RELEASE}"  # built from docker/Dockerfile

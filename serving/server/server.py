@@ -25,12 +25,7 @@ from saccade.serving.repository.installation import (
 from saccade.serving.repository.preflight.verb import preflight
 from saccade.serving.repository.threads import chosen_again
 from saccade.serving.server.addresses import ServeOptions, address, with_ports
-from saccade.serving.server.http_endpoint import (
-    MetricsRelay,
-    NewCaller,
-    ReadyEndpoint,
-    Watched,
-)
+from saccade.serving.server.http_endpoint import MetricsRelay, NewCaller, ReadyEndpoint, Watched
 from saccade.serving.server.log import SERVICE, ServerLog, report
 from saccade.serving.server.process import ServerProcess, trace_notices
 from saccade.serving.server.run_folder import COPY, RunFolder

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from saccade.core.errors import SaccadeError, ServerFailed
+from saccade.core.sizes import counted
 from saccade.serving.client.readiness import Board, Prober
 from saccade.serving.server import process as server_process
 from saccade.serving.server.addresses import (
@@ -128,8 +129,7 @@ class Drain:
         if count and not is_over:
             return False
         if count:
-            noun = "connection" if count == 1 else "connections"
-            text = f"Closing {count} {noun} to the old server."
+            text = f"Closing {counted(count, 'connection')} to the old server."
             report(logging.WARNING, "connections_closed", text, connections=count)
         self.process.stop(at_once=not count)
         return True
@@ -173,13 +173,7 @@ class Supervisor(threading.Thread):
     an interrupt. `failure` is the error it ended with.
     """
 
-    def __init__(
-        self,
-        start: Start,
-        options: ServeOptions,
-        board: Board,
-        log: ServerLog,
-    ) -> None:
+    def __init__(self, start: Start, options: ServeOptions, board: Board, log: ServerLog) -> None:
         super().__init__(name="saccade-supervisor", daemon=True)
         self._start_process = start
         self._options = options

@@ -15,6 +15,7 @@ from report_figures import figures, hostile
 from saccade.core.errors import SaccadeError
 from saccade.core.escaping import escaped, escaped_line, escaped_message
 from saccade.core.progress import progress_of
+from saccade.core.verbosity import EscapedFormatter
 from saccade.models.attention_maps import MapRow, Panel
 from saccade.serving.bench import report
 from saccade.serving.client.client import Classification
@@ -23,7 +24,6 @@ from saccade.serving.commands import cli
 from saccade.serving.commands.command import Answer
 from saccade.serving.commands.image_files import ImageAnswers
 from saccade.serving.commands.pictures import maps_png
-from saccade.serving.server.log import EscapedFormatter
 
 # Clears the screen; sets a title; turns letters round; half a pair; a C1 escape; rich's markup.
 NASTY = "a\x1b[2J\x1b]0;owned\x07\u202egnp\u2066\ud800\x9b31m[/red]\u2028$x_"

@@ -2,7 +2,6 @@
 """`saccade explore`: start a server for an artefact, or use a running one, and serve the page."""
 
 import socket
-import sys
 import tempfile
 import webbrowser
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,12 +13,12 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from saccade.core.errors import MissingPackage, SaccadeError, require
-from saccade.core.escaping import escaped_message
 from saccade.core.options import Options
 from saccade.core.schema import Positive
+from saccade.core.verbosity import say
 from saccade.serving.commands.command import Answer, Result
 from saccade.serving.commands.explore.explorer import MAX_BYTES, ExploreServer
-from saccade.serving.server.addresses import Port, ServeOptions
+from saccade.serving.server.addresses import Port, ServeOptions, port_in_use
 
 # Excludes host names that the owner of another site has pointed at this machine.
 HOSTS = ["127.0.0.1", "localhost"]
@@ -64,10 +63,10 @@ def explore(
     require("nicegui", extra="explore")
     with _listen(options.port) as listener, _place(artefact, options) as place:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        _say(f"explore {', '.join(place.models)} at {address}   (Ctrl-C stops)")
+        say(f"explore {', '.join(place.models)} at {address}   (Ctrl-C stops)")
         with suppress(KeyboardInterrupt):
             _serve_page(listener, place, options.timeout_s, open_at=address if options.open else "")
-    _say("stopped.")
+    say("stopped.")
     return Answer({"stopped": address})
 
 
@@ -85,7 +84,7 @@ def _place(artefact: Path | None, options: ExploreOptions) -> Iterator[ExploreSe
     frontier = measured(artefact)
     free = ServeOptions(grpc_port=0, metrics_port=0, ready_port=0)
     with _repository(artefact) as repository:
-        _say(f"starting a server for {artefact} ...")
+        say(f"starting a server for {artefact} ...")
         with Server(repository, free) as server:
             yield ExploreServer(server.url, (server.model,), frontier, _examples(artefact))
 
@@ -134,10 +133,6 @@ def _examples(artefact: Path, most: int = 6) -> tuple[bytes, ...]:
     return tuple(image_png(images[index]) for index in chosen)
 
 
-def _say(text: str) -> None:
-    print(escaped_message(f"saccade: {text}"), file=sys.stderr, flush=True)
-
-
 def _listen(port: int) -> socket.socket:
     """A socket on loopback; port 0 takes a free one.
 
@@ -146,10 +141,7 @@ def _listen(port: int) -> socket.socket:
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        raise SaccadeError(
-            f"--port {port}: cannot listen there ({error.strerror}). "
-            "Choose another port, or leave the option out for a free one."
-        ) from error
+        raise port_in_use("127.0.0.1", port, "--port", error) from error
 
 
 def _serve_page(

@@ -17,8 +17,7 @@ from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
 from saccade.models.interface import Arrays
 from saccade.plugins.native.library import built_library
 from saccade.serving.repository.model_config import MODEL_FILE
-from saccade.serving.repository.preflight.report import NotChecked, Target
-from saccade.serving.repository.preflight.repository import RepositoryModel
+from saccade.serving.repository.preflight.repository import NotChecked, RepositoryModel, Target
 from saccade.serving.repository.stored_sample import FOLDER, read_sample
 
 OPSET, IR_VERSION = 20, 10  # both servers read these
@@ -188,11 +187,7 @@ def differences(answers: Arrays, stored: Arrays, manifest: Manifest) -> Iterator
 
 
 def _apart(
-    name: str,
-    actual: np.ndarray,
-    expected: np.ndarray,
-    limits: Mapping[str, float],
-    floor: float,
+    name: str, actual: np.ndarray, expected: np.ndarray, limits: Mapping[str, float], floor: float
 ) -> Iterator[str]:
     if (limit := limits.get("relative_error")) is not None:
         error = relative_error(actual, expected, floor)

@@ -30,8 +30,7 @@ from saccade.serving.repository.model_config import (
 )
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.policies import adaptive_of, policies_of
-from saccade.serving.repository.preflight.report import NotChecked
-from saccade.serving.repository.preflight.repository import Repository, RepositoryModel
+from saccade.serving.repository.preflight.repository import NotChecked, Repository, RepositoryModel
 from saccade.serving.repository.router_folder import (
     MOST,
     RouterPlan,

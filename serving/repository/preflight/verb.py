@@ -19,15 +19,16 @@ from saccade.core.schema import Count, Positive
 from saccade.core.worker import Limits, Worker, WorkerEnded
 from saccade.exporter.graph.trial import limits_for
 from saccade.serving.repository.description import entries
-from saccade.serving.repository.preflight import config_checks, model_checks, repository_checks
-from saccade.serving.repository.preflight.report import (
+from saccade.serving.repository.preflight import model_checks, repository_checks
+from saccade.serving.repository.preflight.repository import (
     Finding,
     NotChecked,
     PreflightReport,
+    Repository,
     Target,
+    open_repository,
     target_of,
 )
-from saccade.serving.repository.preflight.repository import Repository, open_repository
 from saccade.serving.repository.runtimes.registry import served_runtime
 from saccade.serving.repository.runtimes.served_runtime import ModelCheck
 
@@ -43,23 +44,23 @@ REPOSITORY: dict[str, RepositoryCheck] = {
 }
 # Those of any model, whether the router or a variant.
 ANY_MODEL: dict[str, ModelCheck] = {
-    "configuration": config_checks.check_config,
-    "versions": config_checks.check_versions,
+    "configuration": repository_checks.check_config,
+    "versions": repository_checks.check_versions,
 }
 ROUTER: dict[str, RepositoryCheck] = {
-    "fields": repository_checks.check_fields,
-    "content": repository_checks.check_content,
+    "fields": repository_checks.check_router_fields,
+    "content": repository_checks.check_router_content,
     "router": repository_checks.check_router,
     "routes": repository_checks.check_routes,
 }
 # The checks of the runtime come after these.
 MODEL: dict[str, ModelCheck] = {
     **ANY_MODEL,
-    "fields": config_checks.check_fields,
-    "content": config_checks.check_content,
-    "instances": config_checks.check_instances,
+    "fields": repository_checks.check_fields,
+    "content": repository_checks.check_content,
+    "instances": repository_checks.check_instances,
     "manifest": model_checks.check_manifest,
-    "labels": config_checks.check_labels,
+    "labels": repository_checks.check_labels,
     "sample": model_checks.check_sample,
     "warm-up": model_checks.check_warmup,
 }
@@ -166,10 +167,7 @@ class PreflightOptions(Options):
 
 
 def preflight(
-    folder: Path | str,
-    options: PreflightOptions | None = None,
-    *,
-    progress: Report | None = bar,
+    folder: Path | str, options: PreflightOptions | None = None, *, progress: Report | None = bar
 ) -> PreflightReport:
     """Check a repository for everything that would make a server fail late or answer wrongly.
 

@@ -21,12 +21,7 @@ from saccade.exporter.runtimes.runners import (
 )
 from saccade.exporter.runtimes.runtime import has_custom_ops, ops_of
 from saccade.plugins.native.library import available_library
-from saccade.serving.repository.model_config import (
-    MODEL_FILE,
-    OP_LIBRARY_FILE,
-    RUN_BATCH,
-    on_gpu,
-)
+from saccade.serving.repository.model_config import MODEL_FILE, OP_LIBRARY_FILE, RUN_BATCH, on_gpu
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight import model_checks
 from saccade.serving.repository.preflight.model_checks import IR_VERSION, OPSET
@@ -77,7 +72,7 @@ class ServedOnnxRuntime(ServedRuntime):
         library = available_library() if ops == "kernels" else None
         served = {}
         for manifest in folder.manifests:
-            files = exported_files(folder, manifest)
+            files = exported_files(manifest, folder.path.joinpath)
             own = ops if has_custom_ops([manifest]) else None
             if library and own:
                 files[f"1/{OP_LIBRARY_FILE}"] = StoredFile(library.resolve())

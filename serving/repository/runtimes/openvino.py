@@ -22,8 +22,7 @@ from saccade.exporter.runtimes.runners import Runner
 from saccade.serving.repository.model_config import MODEL_FILE, RUN_BATCH
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.model_checks import differences
-from saccade.serving.repository.preflight.report import NotChecked, Target
-from saccade.serving.repository.preflight.repository import RepositoryModel
+from saccade.serving.repository.preflight.repository import NotChecked, RepositoryModel, Target
 from saccade.serving.repository.runtimes.served_runtime import (
     ONNXRUNTIMES_OWN,
     ModelCheck,
@@ -77,10 +76,7 @@ class ServedOpenVino(ServedRuntime):
         "up to it."
     )
     models_title = "ONNX files for OpenVINO"
-    checks: Mapping[str, ModelCheck] = {
-        "model": check_model,
-        "answer": check_answer,
-    }
+    checks: Mapping[str, ModelCheck] = {"model": check_model, "answer": check_answer}
     option_fields: Mapping[str, str] = {"threads": f"parameters.{_THREADS}"}
 
     def check_options(self, options: RepositoryOptions) -> None:
@@ -99,7 +95,7 @@ class ServedOpenVino(ServedRuntime):
                 graph = StoredFile(changed_graph(folder.file(manifest), manifest))
                 files = {f"1/{MODEL_FILE}": graph}
             else:
-                files = exported_files(folder, manifest)
+                files = exported_files(manifest, folder.path.joinpath)
             served[manifest.variant.name] = ServedFiles(
                 files,
                 partial(_fields_of, computes_bf16(manifest)),

@@ -16,8 +16,7 @@ from saccade.exporter.runtimes.runners import Runner
 from saccade.plugins.contract import Ops
 from saccade.serving.repository.model_config import MAX_BATCH, MODEL_FILE
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.report import Target
-from saccade.serving.repository.preflight.repository import RepositoryModel
+from saccade.serving.repository.preflight.repository import RepositoryModel, Target
 
 DEFAULT_RUN_BATCH = 8
 ONNXRUNTIMES_OWN = ("inter_op_threads", "parallel_nodes", "graph_level")  # options
@@ -49,14 +48,15 @@ class ServedFiles:
     usual_batch: int = DEFAULT_RUN_BATCH
 
 
-def exported_files(folder: ArtefactFolder, manifest: Manifest) -> dict[str, StoredFile]:
+def exported_files(manifest: Manifest, open_at: Callable[[str], Path]) -> dict[str, StoredFile]:
     """Return an exported file, with its data file if it has one, by their names in a repository.
 
-    Their bytes are compared with the manifest's hashes when they are opened or copied.
+    Their bytes are compared with the manifest's hashes when they are opened or copied. `open_at`
+    returns the place of a file of the artefact folder.
     """
     file = manifest.file
     names = {f"1/{MODEL_FILE}": file} | {f"1/{data.name}": data for data in file.files[1:]}
-    return {name: StoredFile(folder.path / each.name, each.sha256) for name, each in names.items()}
+    return {name: StoredFile(open_at(each.name), each.sha256) for name, each in names.items()}
 
 
 def refuse_options(options: RepositoryOptions, runtime: str, *names: str) -> None:

@@ -18,8 +18,12 @@ from saccade.plugins.contract import Ops
 from saccade.serving.repository.installation import LIBRARIES
 from saccade.serving.repository.model_config import MAX_BATCH
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.report import NotChecked, Target
-from saccade.serving.repository.preflight.repository import RepositoryModel, read_engine
+from saccade.serving.repository.preflight.repository import (
+    NotChecked,
+    RepositoryModel,
+    Target,
+    read_engine,
+)
 from saccade.serving.repository.runtimes.served_runtime import (
     ONNXRUNTIMES_OWN,
     ModelCheck,

@@ -14,10 +14,15 @@ def files_below(place: Path) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: 1 answer, 1,024 answers."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def size_text(count: int) -> str:
     """Return a size with its unit: 512 bytes, 3.4 KiB, 1.2 MiB."""
     if count < 1024:
-        return f"{count} byte{'s' * (count != 1)}"
+        return counted(count, "byte")
     size = float(count)
     for unit in ("KiB", "MiB", "GiB"):
         size /= 1024

@@ -28,6 +28,11 @@ def note(text: str) -> None:
         print(escaped_message(text), file=sys.stderr, flush=True)
 
 
+def say(text: str) -> None:
+    """Print a line of the program on standard error, also with `-q`."""
+    print(escaped_message(f"saccade: {text}"), file=sys.stderr, flush=True)
+
+
 _NOTED: set[str] = set()
 
 
@@ -50,14 +55,17 @@ def verbosity(*, quiet: bool = False, verbose: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def log_shown() -> Iterator[None]:
-    """Show the log on standard error, including debug messages."""
+def log_shown(
+    formatter: logging.Formatter | None = None, least: int = logging.DEBUG
+) -> Iterator[None]:
+    """Show the log on standard error at this level and above, as text without a formatter."""
     logger = logging.getLogger("saccade")
     handler = logging.StreamHandler()
-    handler.setFormatter(_EscapedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    text = EscapedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(formatter or text)
     before = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
+    logger.setLevel(least)
     try:
         yield
     finally:
@@ -65,8 +73,9 @@ def log_shown() -> Iterator[None]:
         logger.setLevel(before)
 
 
-class _EscapedFormatter(logging.Formatter):
+class EscapedFormatter(logging.Formatter):
     """Formatter that escapes foreign text, which could forge log lines or control the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record's line, with further lines indented."""
         return escaped_message(super().format(record))

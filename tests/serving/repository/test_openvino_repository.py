@@ -20,7 +20,7 @@ from family_folders import exported, family_folder
 from folder_store import stored
 from google.protobuf import json_format
 from picture_files import picture_files
-from places import PACKAGE, module_at
+from router_code import backend_module
 from support.serving.repositories import config_of
 
 from saccade.core.errors import MissingPackage, SaccadeError
@@ -35,7 +35,7 @@ from saccade.serving.repository import installation
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.installation import refuse_unrunnable, requirements_of
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.report import Target
+from saccade.serving.repository.preflight.repository import Target
 from saccade.serving.server.serve import print_command
 
 BF16, OPS = "sot-class-bf16", "sot-exact-fp32"
@@ -184,7 +184,6 @@ def start(pb: Any, written: Path) -> Callable[..., Any]:
     """Start the backend on a variant, with changes of its configuration."""
 
     def run(name: str, kind: str = "CPU", **changes: Any) -> Any:
-        source = PACKAGE / "model_repository" / "openvino_backend" / "model.py"
         message = config_of(written, name)
         config = json_format.MessageToDict(message, preserving_proto_field_name=True)
         for tensor in (*config["input"], *config["output"]):
@@ -195,7 +194,7 @@ def start(pb: Any, written: Path) -> Callable[..., Any]:
             "model_config": json.dumps(config), "model_instance_kind": kind,
             "model_repository": str(written / name), "model_version": "1",
         }  # fmt: skip
-        model = module_at(source).TritonPythonModel()
+        model = backend_module("openvino").TritonPythonModel()
         model.initialize(arguments)
         return model
 

@@ -29,7 +29,7 @@ from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.rendered import free_fields
-from saccade.serving.repository.preflight.report import Target
+from saccade.serving.repository.preflight.repository import Target
 from saccade.serving.repository.runtimes.registry import served_runtime
 
 CONTAINER = Target(line="24.10", bundled=False, memory_bytes=2**30)

@@ -97,7 +97,7 @@ def test_equal_parameters_are_read_once_and_few_are_kept(adaptive):
     for named in ({"budget": 1}, {"budget": 1}, {"budget": 0.5}, {"mood": "good"}, {"mood": "good"},
                   {"budget": "b" * 600}):  # fmt: skip
         execute(adaptive, [Request([1], **named)])
-    kept = adaptive._read_before.cache_info()
+    kept = adaptive.answering._kept_choice.cache_info()
     assert (kept.hits, kept.currsize) == (1, 2) and kept.maxsize == 256
 
 
@@ -159,7 +159,7 @@ def test_a_step_that_would_be_late_is_not_waited_for(adaptive, monkeypatch):
 
     def offer(ticket):
         asked.append(ticket.left_s)
-        src.calls.refuse(ticket.sender, "busy", src.metrics.BUSY)
+        src.calls.refuse(ticket.sender, "busy", src.outcomes.BUSY)
 
     monkeypatch.setattr(lane, "offer", offer)
     answer = answer_of(adaptive, SHADES)
@@ -171,7 +171,7 @@ def test_a_step_that_would_be_late_is_not_waited_for(adaptive, monkeypatch):
 
 def test_a_chain_with_a_variant_below_the_floor_is_waited_for(make):
     router = make([SAFE], {**SLO, "floor_budget": 0.5})
-    chain = router.chains["safe"]
+    chain = router.answering.chains["safe"]
     assert not router._may_end(chain) and router._may_end(chain[1:])
 
 

@@ -336,7 +336,9 @@ def test_a_header_that_is_none_costs_nothing(pb, data):
     bomb = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + 2 * (2**31 - 1).to_bytes(4, "big")
     assert src.decoding.megapixels(bomb) > 1e12
     wanted = src.image_decoding.ImageInput.from_dict(PREPROCESSING)
-    assert src.decoding.expected_megapixels([bomb, data], wanted) == 2 * src.lane.IMAGE_MEGAPIXELS
+    assert (
+        src.decoding.expected_megapixels([bomb, data], wanted) == 2 * src.decoding.IMAGE_MEGAPIXELS
+    )
 
 
 def test_a_dead_process_is_not_asked_again_for_each_request(busy, pb):
@@ -364,7 +366,7 @@ def test_what_will_be_refused_costs_nothing(pb):
         PREPROCESSING
     )  # images of at most 50 megapixels
     expected = src.decoding.expected_megapixels([header(49), header(1), header(51)], wanted)
-    assert expected == pytest.approx(50 + 3 * src.lane.IMAGE_MEGAPIXELS)
+    assert expected == pytest.approx(50 + 3 * src.decoding.IMAGE_MEGAPIXELS)
     assert src.decoding.expected_megapixels([header(50)] * 21, wanted) == pytest.approx(
-        21 * src.lane.IMAGE_MEGAPIXELS
+        21 * src.decoding.IMAGE_MEGAPIXELS
     )

@@ -2,6 +2,7 @@
 """Code that runs inside the server, without one: the backend's refusals, its runs, and its ops."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from one_node import one_node_model
 from ops_implementations import built_library
 from places import PACKAGE, module_at
+from router_code import backend_module
 from support.serving.routers import src
 
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -51,7 +53,7 @@ def start(pb, tiny_folder, tmp_path):
     (tmp_path / "1" / "model.onnx").hardlink_to(tiny_folder / "nac-b1000-fp32.onnx")
 
     def run(config, kind="CPU"):
-        model = module_at(SOURCES / "onnxruntime_backend" / "model.py").TritonPythonModel()
+        model = backend_module("onnxruntime").TritonPythonModel()
         place = {"model_repository": str(tmp_path), "model_version": "1"}
         model.initialize({"model_config": json.dumps(config), "model_instance_kind": kind, **place})
         return model
@@ -93,10 +95,12 @@ def test_a_batch_of_any_size_is_answered_row_by_row(pb, start, config, run_batch
     config["parameters"][RUN_BATCH] = {"string_value": str(run_batch)}
     model = start(config)
     pixels = np.random.default_rng(0).integers(0, 256, (21, 8, 8, 1), dtype=np.uint8)
-    alone = np.concatenate([model.run(["logits"], {"image": row[None]})[0] for row in pixels])
+    alone = np.concatenate(
+        [model.variant.run(["logits"], {"image": row[None]})[0] for row in pixels]
+    )
     sizes = []
-    plain, model.run = (
-        model.run,
+    plain, model.variant.run = (
+        model.variant.run,
         lambda names, feed: sizes.append(len(feed["image"])) or plain(names, feed),
     )
     answers = model.execute([request(pb, part) for part in np.split(pixels, (1, 8, 10))])
@@ -147,7 +151,8 @@ def test_a_variants_failure_names_it_and_keeps_the_servers_words(pb, words):
 def open_session(pb):
     """The backend's own function."""
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    return module_at(SOURCES / "onnxruntime_backend" / "model.py").TritonPythonModel().open
+    variant = backend_module("onnxruntime", "runtime").VARIANT
+    return partial(variant.open, variant.__new__(variant))
 
 
 def open_repository(open_session, folder, *, body, library=None):

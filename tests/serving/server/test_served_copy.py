@@ -20,7 +20,7 @@ from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
 from saccade.serving.repository.installation import Installation, Requirements
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.report import Target
+from saccade.serving.repository.preflight.repository import Target
 from saccade.serving.server import run_folder
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.log import ServerLog

@@ -41,5 +41,5 @@ def test_what_stands_between_is_said(models):
 
 def test_the_backend_has_what_it_imports():
     names = {name.partition("/")[2] for name in backend_code()}
-    assert names == {"model.py", "backend_model.py", "tracing.py"}
+    assert names == {"model.py", "variant.py", "runtime.py", "tracing.py"}
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in os.environ  # else every server here would send

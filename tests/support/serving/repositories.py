@@ -9,8 +9,7 @@ from typing import Any
 from tiny_artefacts import MODEL, rehash
 
 from saccade.serving.repository.model_config import parse_config
-from saccade.serving.repository.preflight.report import Target
-from saccade.serving.repository.preflight.repository import open_repository
+from saccade.serving.repository.preflight.repository import Target, open_repository
 from saccade.serving.repository.preflight.verb import steps
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `openvino` backend of the bundled server, in Python."""
+"""A variant in the `openvino` backend of the bundled server."""
 
 import sys
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from backend_model import BackendModel, Run, given_parameters, whole
+from variant import BackendVariant, Run, given_parameters, whole
 
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 import openvino  # noqa: E402 - its telemetry is off, as in saccade
@@ -16,7 +16,7 @@ INTEGERS = ("INFERENCE_NUM_THREADS", "NUM_STREAMS")
 HINTS = ("LATENCY", "THROUGHPUT")
 
 
-class TritonPythonModel(BackendModel):
+class OpenVinoVariant(BackendVariant):
     """One variant in OpenVINO."""
 
     parameters = (*INTEGERS, "PERFORMANCE_HINT", "HINT_BF16")
@@ -49,3 +49,6 @@ class TritonPythonModel(BackendModel):
             return [answers[compiled.output(name)] for name in names]
 
         return run
+
+
+VARIANT = OpenVinoVariant

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `onnxruntime` backend of the bundled server, in Python."""
+"""A variant in the `onnxruntime` backend of the bundled server."""
 
 import os
 from pathlib import Path
 from typing import Any
 
-from backend_model import BackendModel, Run, given_parameters, whole
+from variant import BackendVariant, Run, given_parameters, whole
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in saccade: must precede the import
 import onnxruntime
@@ -20,7 +20,7 @@ LEVELS = {
 }
 
 
-class TritonPythonModel(BackendModel):
+class OnnxRuntimeVariant(BackendVariant):
     """One variant in ONNX Runtime."""
 
     parameters = INTEGERS + SWITCHES
@@ -50,3 +50,6 @@ class TritonPythonModel(BackendModel):
         providers = ["CPUExecutionProvider"]
         run: Run = onnxruntime.InferenceSession(str(path), options, providers=providers).run
         return run
+
+
+VARIANT = OnnxRuntimeVariant

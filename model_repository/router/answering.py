@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request asks for and how it is answered, apart from the server and its lanes.
+
+The router runs this file for the groups of its lanes. `saccade predict` and bulk jobs run it for
+one request at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from backlog import Ticket
+from chain import OUTPUTS as OF_ALL
+from chain import marks_of, outputs_of
+from choose import (
+    Followed,
+    RequestRefused,
+    Wish,
+    all_policies,
+    choose,
+    policy_of,
+    steps_of,
+    wish_of,
+)
+from decoding import decoded, expected_megapixels, megapixels
+from image_decoding import ImageInput
+from plain_family import OUTPUTS, Labels, check_axes, component_for, count_rows, family_of, repeated
+from routes import Route, read_routes
+
+if TYPE_CHECKING:
+    from lane import Lane
+
+NAMES = ("variant", "variant_sha256")
+LANES = "saccade_lanes"  # output with a report of the lanes
+# Most requests have the parameters of an earlier one, which are not read again.
+KEPT, KEPT_TEXT = 256, 512  # texts, and characters of one
+
+Arrays = dict[str, np.ndarray]
+
+
+class RequestChoice(NamedTuple):
+    """The answer that parameters choose. Requests share it, so nothing may change it."""
+
+    parameters: dict[str, Any]
+    wish: Wish | None  # None: exactly what is named must answer
+    followed: Followed | None
+    route: Route  # the variant that answers, or the first one of the policy
+
+
+class Ready(NamedTuple):
+    """A request whose inputs are ready for the model."""
+
+    ticket: Ticket
+    inputs: Arrays
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Key of requests that may share a call: equal inputs and shapes."""
+        return tuple((name, array.shape[1:]) for name, array in sorted(self.inputs.items()))
+
+
+class Answering:
+    """The files that `saccade repository` wrote into a router's folder, and their rules."""
+
+    def __init__(self, folder: Path) -> None:
+        self.routes = read_routes(folder / "routes.json")
+        declared = self.routes.preprocessing
+        self.wanted = ImageInput.from_dict(declared) if declared else None
+        self.family = family_of(self.routes, folder)
+        self.labels = Labels(folder, self.routes.variants)
+        self.policies = all_policies(self.routes)
+        self.chains = {policy.name: steps_of(self.routes, policy) for policy in self.policies}
+        self._kept_choice = lru_cache(KEPT)(self._choice)
+
+    def choice(self, text: str) -> RequestChoice:
+        """Return what a request's parameters, a JSON object, ask for.
+
+        Raises: RequestRefused for parameters that are unknown, invalid or contradict each other.
+        """
+        return self._kept_choice(text) if len(text) <= KEPT_TEXT else self._choice(text)
+
+    def _choice(self, text: str) -> RequestChoice:
+        parameters, own_names = json.loads(text or "{}"), self.family.parameters
+        wish = wish_of(self.routes, parameters, own_names)
+        followed = wish.followed if wish else policy_of(self.routes, parameters, own_names)
+        if followed is None:
+            route = choose(self.routes, {} if wish else parameters, own_names)
+        else:
+            route = self.chains[followed.policy.name][0]
+        return RequestChoice(parameters, wish, followed, route)
+
+    def component(
+        self, choice: RequestChoice, inputs: set[str], outputs: Iterable[str]
+    ) -> tuple[str, RequestChoice]:
+        """Return the role of the component for these inputs, and the choice for it.
+
+        Raises: RequestRefused if no component takes the inputs.
+        """
+        role = component_for(self.family.components(), inputs)
+        if not choice.wish or self._adapts(choice, role, set(outputs) - {LANES}):
+            return role, choice
+        if (
+            choice.followed is None
+        ):  # `max_latency_ms` then has the meaning that it has without load
+            own_names = self.family.parameters
+            choice = choice._replace(route=choose(self.routes, choice.parameters, own_names))
+        return role, choice._replace(wish=None)
+
+    def ticket(
+        self,
+        choice: RequestChoice,
+        role: str,
+        inputs: Arrays,
+        outputs: tuple[str, ...],
+        **of_caller: Any,
+    ) -> Ticket:
+        """Return a request with its cost; `of_caller` are the fields about its caller.
+
+        Raises: RequestRefused for wrong inputs, or an output that a policy does not allow.
+        """
+        route, parameters = choice.route, choice.parameters
+        check_axes(inputs, self.routes, role)
+        self.family.check(inputs, route.facts)
+        rows = count_rows(inputs)
+        own = self.family.read(route, role, set(inputs), parameters)
+        names = self.routes.components[role].encoded
+        files = [file for name in names for file in inputs[name].flat]
+        if choice.followed is not None:
+            outputs = outputs_of(outputs, self.family, none_named=LANES in outputs)
+        return Ticket(
+            role=role,
+            inputs=inputs,
+            rows=rows,
+            parameters=own,
+            wanted=outputs,
+            work=self.family.work(route, rows, own),
+            megapixels=expected_megapixels(files, self.wanted) if self.wanted else 0.0,
+            size=sum(map(len, files)) + sum(array.nbytes for array in inputs.values()),
+            **of_caller,
+        )
+
+    def on_route(self, ticket: Ticket, route: Route) -> Ticket:
+        """Return a request for a variant that its parameters do not name.
+
+        Raises: RequestRefused if the variant does not have the inputs' numbers.
+        """
+        self.family.check(ticket.inputs, route.facts)
+        return ticket._replace(work=self.family.work(route, ticket.rows, ticket.parameters))
+
+    def chain(self, ticket: Ticket, followed: Followed) -> tuple[Route, ...]:
+        """Return the variants of a request's policy.
+
+        Raises: RequestRefused for a request that no policy covers.
+        """
+        routes, needed = self.chains[followed.policy.name], self.family.decides
+        if not self._decides(ticket.role, routes[0]):
+            raise RequestRefused(
+                f"inputs {', '.join(sorted(ticket.inputs))}: the answer has no {needed}, which a "
+                "policy needs; choose one variant by budget"
+            )
+        self.family.check_followed(ticket)
+        for route in routes[1:]:
+            self.family.check(ticket.inputs, route.facts)
+        return routes
+
+    def decode(
+        self,
+        lane: Lane,
+        ticket: Ticket,
+        observed: Callable[[Ticket, Iterable[float]], AbstractContextManager[None]] = (
+            lambda ticket, sizes: nullcontext()
+        ),
+    ) -> None:
+        """Replace the image files of a request by their pixels.
+
+        Raises: Refused for a bad image, or if the caller no longer waits.
+        """
+        for name in self.routes.components[ticket.role].encoded:
+            if ticket.inputs[name].dtype != object:
+                continue  # decoded ahead, or for an earlier step of a policy
+            assert self.wanted is not None
+            files = ticket.inputs[name].ravel().tolist()
+            with observed(ticket, map(megapixels, files)):
+                ticket.inputs[name] = decoded(files, self.wanted, ticket, lane)
+
+    def ready(self, route: Route, ticket: Ticket) -> Ready:
+        """Return a request, whose images have been decoded, for the model."""
+        inputs = dict(ticket.inputs)
+        self.family.fill(route, ticket, inputs)
+        return Ready(ticket, inputs)
+
+    def answers(
+        self,
+        route: Route,
+        role: str,
+        group: list[Ready],
+        call: Callable[[str, Arrays, list[str]], Arrays],
+    ) -> list[Arrays]:
+        """Return each request's rows of the answer, with one call for all if the family allows it.
+
+        `call` runs a model by its name, on inputs by name, for the named outputs.
+        """
+        if not self.family.together:
+            return [self.family.answer(route, one.ticket, one.inputs, call) for one in group]
+        outputs = self.routes.components[role].outputs
+        tickets = [request.ticket for request in group]
+        asked = {name for ticket in tickets for name in ticket.wanted}
+        scored = self.labels.known(route, role) and bool(asked & set(OUTPUTS))
+        wanted = [name for name in outputs if name in asked or (scored and name == "embedding")]
+        # A caller may request the variant's name only; the call still proves that it answers.
+        wanted = wanted or [outputs[0]]
+        inputs = group[0].inputs
+        if len(group) > 1:  # a single request is not copied
+            inputs = {
+                name: np.concatenate([request.inputs[name] for request in group]) for name in inputs
+            }
+        arrays = call(route.parts[role], inputs, wanted)
+        if scored:
+            arrays |= self.labels.scores(route, arrays["embedding"])
+        edges = accumulate((ticket.rows for ticket in tickets), initial=0)  # NumPy's is slower
+        return [
+            {name: value[start:stop] for name, value in arrays.items()}
+            for start, stop in pairwise(edges)
+        ]
+
+    def _adapts(self, choice: RequestChoice, role: str, wanted: set[str]) -> bool:
+        """Return whether the answers of different variants to a request can be compared."""
+        comparable = choice.followed is not None or wanted <= {*self.family.by_policy, *OF_ALL}
+        return comparable and self._decides(role, choice.route)
+
+    def _decides(self, role: str, route: Route) -> bool:
+        outputs = self.routes.components[role].outputs
+        return self.family.decides in outputs or self.labels.known(route, role)
+
+
+def answer_of(ticket: Ticket, arrays: Arrays, route: Route) -> Arrays:
+    """Return the wanted outputs: the component's, the variant's name, and how it was chosen."""
+    texts = zip(NAMES, (route.name, route.sha256), strict=True)
+    named = {name: repeated(text, ticket.rows) for name, text in texts if name in ticket.wanted}
+    every = {**arrays, **named, **marks_of(ticket)}
+    return {name: array for name, array in every.items() if name in ticket.wanted}
