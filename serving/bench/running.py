@@ -216,7 +216,8 @@ def running_streams(
     view: RouterView, images: np.ndarray, options: BenchOptions
 ) -> dict[Place, Stream]:
     """Return the streams by variant or policy, and clients: one PNG image per request."""
-    files, streams = png_files(images[:POLICY_REQUESTS]), {}
+    streams: dict[Place, Stream] = {}
+    files = png_files(images[:POLICY_REQUESTS])
     for name, parameters in parameters_of(view).items():
         # The requests to a policy differ in cost.
         distinct = DISTINCT_REQUESTS if name in view.variants else POLICY_REQUESTS
