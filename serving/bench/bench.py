@@ -24,7 +24,7 @@ from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.data.options import loaded_once
 from saccade.serving.bench import in_process, report
 from saccade.serving.bench.in_process import InProcessLoad, Measured
-from saccade.serving.bench.measurement import Measurement, Windows, content, grpc_of, windows_of
+from saccade.serving.bench.measurement import Measurement, Windows, content, windows_of
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import measured_policy
 from saccade.serving.bench.report_examples import shown_examples
@@ -121,23 +121,19 @@ def _bench(workload: Workload, options: BenchOptions) -> BenchReport:
             )
             for variant in workload.folder.variants
         ]
-        entries = [one.entry for one in measured]
         if options.server:
+            entries = [one.entry for one in measured]
             server, windows = through_servers(workload, entries, options, advance)
     measured = [replace(one, served=windows_of(windows, one.variant.name)) for one in measured]
-    entries = [
-        replace(entry, grpc=grpc_of(one.served))
-        for one, entry in zip(measured, entries, strict=True)
-    ]
     samples = {name: result.samples for name, result in workload.results.items()}
-    marked = mark_dominated(entries, samples)
+    marked = mark_dominated([one.entry for one in measured], samples)
     full = content(measured, marked, options, server)
-    policies = []
-    if (answers := workload.policies.answers) is not None:
-        policies = [
-            measured_policy(work, answers, measured, entries, inside, windows)
-            for work in workload.policies.works
-        ]
+    answers = workload.policies.answers
+    policies = [
+        measured_policy(work, answers, measured, inside, windows)
+        for work in workload.policies.works
+        if answers is not None
+    ]
     if policies:
         full[POLICIES] = [{**asdict(entry), "samples": raws} for entry, raws in policies]
     if workload.policies.left_out:

@@ -9,8 +9,6 @@ from typing import Any
 from saccade.core.errors import require
 from saccade.exporter.artefact.frontier import POLICIES, ROUNDS
 
-# Files of the first release have `fraction`.
-_SHARES = ("share", "fraction")
 Figures = dict[str, Any]
 # Units that add nothing to the score's name.
 _PLAIN = ("index", "CIDEr-D")
@@ -18,7 +16,7 @@ _PLAIN = ("index", "CIDEr-D")
 
 def is_share(score: Figures) -> bool:
     """Return whether the score is a share in [0, 1], shown as a percentage."""
-    return score["unit"] in _SHARES
+    return bool(score["unit"] == "share")
 
 
 def shown(score: Figures, value: float) -> float:

@@ -29,7 +29,7 @@ from saccade.exporter.runtimes.runtime import has_custom_ops
 from saccade.models.families import entry_of
 from saccade.models.scores.results import EvaluationResult, Interval, bootstrap, paired_log_ratio
 from saccade.plugins.contract import Ops
-from saccade.serving.bench.figures import clients_of, points
+from saccade.serving.bench.figures import throughput_of
 from saccade.serving.bench.in_process import InProcessLoad
 from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.options import MeasureOptions
@@ -122,8 +122,9 @@ class Measurement:
 
     def costs(self, entry: FrontierEntry) -> dict[str, Figure]:
         """Return every cost that was measured in rounds, or that follows from the file."""
+        _, where = throughput_of({"grpc": entry.grpc, "in_process": entry.in_process})
         rates, unit = entry.speed_rounds, "inferences per second"
-        figures = {THROUGHPUT: _figure(entry.speed, rates, unit, self._throughput_place)}
+        figures = {THROUGHPUT: _figure(entry.speed, rates, unit, where)}
         for point, through in (("concurrency_1", "gRPC"), ("router_concurrency_1", "the router")):
             if (windows := self.served.get(("", point))) and entry.p95_ms is not None:
                 p95 = [round(float(np.percentile(one.only.latencies_ms, 95)), 4) for one in windows]
@@ -138,14 +139,6 @@ class Measurement:
         if size := embedding_bytes(self.variant.main):
             figures[BYTES] = Figure(size, size, size, "bytes", "of one embedding")
         return figures
-
-    @property
-    def _throughput_place(self) -> str:
-        """Where the throughput was measured that represents the variant."""
-        for kind, through in (("concurrency_", "gRPC"), ("router_concurrency_", "the router")):
-            if names := points((name for role, name in self.served if not role), kind):
-                return f"through {through}, clients at a time: {clients_of(names[-1])}"
-        return "in process, each variant at its best batch"
 
 
 def measured_score(

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -133,15 +134,29 @@ class CapacityPlan:
 
     options: PlanOptions
     mix: Mix
-    needed: int
-    allowed: float
-    within_slo: float
-    cores_each: int | None
-    on_gpu: bool
-    measured_on: str
-    samples: int
+    entries: tuple[FrontierEntry, ...]
     candidates: tuple[PlanCandidate, ...]
     left_out: tuple[str, ...]
+
+    @property
+    def load(self) -> float:
+        """Number of replicas that would carry the load at full utilization."""
+        return self.options.rps * self.mix.service_s
+
+    @cached_property
+    def within_slo(self) -> float:
+        """Highest utilization whose answers are within the SLO."""
+        return self.mix.utilisation_within(self.options.slo_ms, self.options.percentile)
+
+    @property
+    def allowed(self) -> float:
+        """Highest utilization of a replica; 0 if none is within the SLO."""
+        return min(self.within_slo, self.options.max_utilization)
+
+    @property
+    def needed(self) -> int:
+        """Number of replicas that the load needs."""
+        return max(1, math.ceil(self.load / self.allowed - 1e-9))
 
     @property
     def replicas(self) -> int:
@@ -151,7 +166,7 @@ class CapacityPlan:
     @property
     def utilisation(self) -> float:
         """Utilization of each replica."""
-        return self.options.rps * self.mix.service_s / self.replicas
+        return self.load / self.replicas
 
     @property
     def time_ms(self) -> float:
@@ -161,7 +176,13 @@ class CapacityPlan:
     @property
     def cores(self) -> int | None:
         """Cores of all replicas, if the device's name has its number of cores."""
-        return None if self.cores_each is None else self.replicas * self.cores_each
+        found = _CORES.search(self.entries[0].device)
+        return self.replicas * int(found[1]) if found else None
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs of all replicas, if the variants run on GPUs."""
+        return None if self.entries[0].runtime.endswith("CPU") else self.replicas
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -170,7 +191,7 @@ class CapacityPlan:
             "load": asdict(self.options),
             "replicas": self.replicas,
             "cores": self.cores,
-            "gpus": self.replicas if self.on_gpu else None,
+            "gpus": self.gpus,
             "busy_cores": None if cpu_s is None else self.options.rps * cpu_s,
             "mix": [
                 {"variant": part.variant, "budget": part.budget, "share": share}
@@ -183,7 +204,7 @@ class CapacityPlan:
             "time_ms": self.time_ms,
             "capacity": self.replicas / self.mix.service_s,
             "arithmetic": _arithmetic(self),
-            "measured_on": self.measured_on,
+            "measured_on": measured_on(self.entries),
             "variants": [asdict(candidate) for candidate in self.candidates],
             "left_out": list(self.left_out),
         }
@@ -195,14 +216,14 @@ class CapacityPlan:
 
         size = []
         if self.cores is not None:
-            size.append(f"{_many(self.cores, 'core')}, {self.cores_each} each")
-        if self.on_gpu:
-            size.append(f"{_many(self.replicas, 'GPU')}, one each")
+            size.append(f"{_many(self.cores, 'core')}, {self.cores // self.replicas} each")
+        if self.gpus is not None:
+            size.append(f"{_many(self.gpus, 'GPU')}, one each")
         lines = [f"{_many(self.replicas, 'replica')}{': ' if size else ''}{', '.join(size)}."]
         for part, share in self.mix.parts:
             lines.append(f"{100 * share:.0f} % of the requests with --budget {part.budget:g}.")
         steps = (f"- {line}" for line in _arithmetic(self))
-        lines += ["", *steps, "", f"Measured on {self.measured_on}."]
+        lines += ["", *steps, "", f"Measured on {measured_on(self.entries)}."]
         if self.left_out:
             lines.append(f"Left out (no figures under load): {', '.join(self.left_out)}.")
         shares = {part.variant: f"{100 * share:.0f} %" for part, share in self.mix.parts}
@@ -236,23 +257,15 @@ def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> CapacityP
             f"plan for. Run there: saccade bench {folder} --out REPORT"
         )
     candidates, left_out = _candidates(folder, entries, options.percentile)
-    mix, needed = _best(candidates, options)
-    first = entries[0]
-    within_slo = mix.utilisation_within(options.slo_ms, options.percentile)
-    found = _CORES.search(first.device)
-    return CapacityPlan(
-        options=options,
-        mix=mix,
-        needed=needed,
-        allowed=min(within_slo, options.max_utilization),
-        within_slo=within_slo,
-        cores_each=int(found[1]) if found else None,
-        on_gpu=not first.runtime.endswith("CPU"),
-        measured_on=measured_on(entries),
-        samples=first.score.n,
-        candidates=tuple(candidates),
-        left_out=tuple(left_out),
-    )
+    plans = [
+        CapacityPlan(options, mix, tuple(entries), tuple(candidates), tuple(left_out))
+        for mix in _mixes(candidates, options.max_risk)
+    ]
+    within_slo = [one for one in plans if one.allowed > 0]
+    if not within_slo:
+        raise GateFailed(_why_none(candidates, options))
+    # Fewest replicas, then smallest loss, then a single variant over a mix, then least busy.
+    return min(within_slo, key=lambda one: (one.needed, one.mix.lost, len(one.mix.parts), one.load))
 
 
 def _candidates(
@@ -266,19 +279,15 @@ def _candidates(
             "score above 0, so that a share of it can be lost. Choose another score with: saccade "
             "bench --task"
         )
-    candidates, left_out = [], []
-    for entry in entries:
-        if (candidate := _candidate(entry, full, percentile)) is None:
-            left_out.append(entry.variant)
-        else:
-            candidates.append(candidate)
+    figures = {entry.variant: _candidate(entry, full, percentile) for entry in entries}
+    candidates = [one for one in figures.values() if one is not None]
     if not candidates:
         raise SaccadeError(
             f"{folder}: was measured without a server, or through its router with only one client "
             "at a time, expected figures with several clients. Measure them with: "
             f"saccade bench {folder} --out REPORT"
         )
-    return candidates, left_out
+    return candidates, [name for name, one in figures.items() if one is None]
 
 
 def _candidate(entry: FrontierEntry, full: FrontierEntry, percentile: int) -> PlanCandidate | None:
@@ -308,22 +317,6 @@ def _candidate(entry: FrontierEntry, full: FrontierEntry, percentile: int) -> Pl
 
 def _goodness(entry: FrontierEntry) -> float:
     return entry.score.value if entry.score.higher_is_better else -entry.score.value
-
-
-def _best(candidates: Sequence[PlanCandidate], options: PlanOptions) -> tuple[Mix, int]:
-    found = []
-    for mix in _mixes(candidates, options.max_risk):
-        allowed = min(
-            mix.utilisation_within(options.slo_ms, options.percentile), options.max_utilization
-        )
-        if allowed > 0:
-            load = options.rps * mix.service_s
-            found.append((max(1, math.ceil(load / allowed - 1e-9)), mix.lost, load, mix))
-    if not found:
-        raise GateFailed(_why_none(candidates, options))
-    # Fewest replicas, then smallest loss, then a single variant over a mix, then least busy.
-    best = min(found, key=lambda each: (each[0], each[1], len(each[3].parts), each[2]))
-    return best[3], best[0]
 
 
 def _mixes(candidates: Sequence[PlanCandidate], max_risk: float) -> Iterator[Mix]:
@@ -372,16 +365,17 @@ def _arithmetic(made: CapacityPlan) -> list[str]:
         for part, _ in mix.parts
     ]
     shares = " + ".join(f"{share:.2f} / {part.capacity:,.1f}" for part, share in mix.parts)
-    load = options.rps * mix.service_s
-    lines.append(f"load: {options.rps:,g} x ({shares}) = {load:.3f} replicas at full utilization")
+    lines.append(
+        f"load: {options.rps:,g} x ({shares}) = {made.load:.3f} replicas at full utilization"
+    )
     lines.append(
         f"p{options.percentile} within {options.slo_ms:g} ms: {mix.idle_ms:.2f} ms on an idle "
         f"replica plus the wait, up to a utilization of {made.within_slo:.3f} (queue with "
         "exponential service times; add a margin)"
     )
     lines.append(
-        f"replicas: {load:.3f} / {made.allowed:.3f} (the smaller of this utilization and "
-        f"--max-utilization {options.max_utilization:g}) = {load / made.allowed:.3f}, so "
+        f"replicas: {made.load:.3f} / {made.allowed:.3f} (the smaller of this utilization and "
+        f"--max-utilization {options.max_utilization:g}) = {made.load / made.allowed:.3f}, so "
         f"{made.needed}" + (f", plus {options.spare} spare" if options.spare else "")
     )
     lines.append(
@@ -390,7 +384,7 @@ def _arithmetic(made: CapacityPlan) -> list[str]:
     )
     lines.append(
         f"score: {100 * mix.lost:.3f} % of the full score is lost, {100 * options.max_risk:g} % "
-        f"is allowed, by the scores of {made.samples} samples"
+        f"is allowed, by the scores of {made.entries[0].score.n} samples"
     )
     if mix.cpu_s is not None:
         lines.append(

@@ -395,22 +395,17 @@ def measured_policy(
     work: PolicyWork,
     answers: PolicyAnswers,
     measured: Sequence[Measurement],
-    entries: Sequence[FrontierEntry],
     inside: Mapping[Key, InProcessLoad],
     windows: Windows,
 ) -> tuple[PolicyEntry, dict[str, Any]]:
     """Return a policy's entry in the frontier, and its raw samples."""
-    ((full, entry_of_full),) = [
-        (one, entry)
-        for one, entry in zip(measured, entries, strict=True)
-        if entry.variant == work.content.full
-    ]
+    (full,) = [one for one in measured if one.variant.name == work.content.full]
     own, full_alone = windows_of(windows, work.title), windows_of(windows, FULL)
     samples = raw_samples(inside[work.key], own)
     if full_alone:
         samples["full_grpc"] = raw_samples(inside[work.key], full_alone)["grpc"]
-    entry = entry_of_policy(work, answers, full.result, inside, entry_of_full)
-    through = grpc_of(full_alone) or entry_of_full.grpc or {}
+    entry = entry_of_policy(work, answers, full.result, inside, full.entry)
+    through = grpc_of(full_alone) or full.entry.grpc or {}
     return with_served(entry, grpc_of(own), through), samples
 
 

@@ -12,22 +12,20 @@ from saccade.core.errors import SaccadeError
 from saccade.core.files import json_bytes, new_folder, write_atomically
 from saccade.core.machine import this_machine
 from saccade.core.progress import progress_of
-from saccade.exporter.artefact.frontier import ROUNDS
+from saccade.exporter.artefact.frontier import POLICIES, ROUNDS
 from saccade.models.data.datasets import HELD_OUT, load_data
 from saccade.models.scores.results import wilson
-from saccade.serving.bench.figures import bare_text, interval_text, times_text
+from saccade.serving.bench.figures import bare_text, clients_of, interval_text, times_text
 from saccade.serving.bench.load import LoadGenerator, Stream
 from saccade.serving.bench.load_requests import png_files, request, server_version
 from saccade.serving.bench.measurement import Place, Windows, point_of, ratio, windows_of
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.report_tables import table_of
-from saccade.serving.bench.served import ServerUnderLoad
+from saccade.serving.bench.served import POLICY_REQUESTS, ServerUnderLoad, streams_of
+from saccade.serving.bench.workload import DISTINCT_REQUESTS
 from saccade.serving.client.client import Client, routers_at
 from saccade.serving.client.connection import TLS
 from saccade.serving.client.router_view import RouterView
-
-_DISTINCT = 64  # distinct requests per stream
-_DISTINCT_OF_POLICY = 256  # its requests differ in cost
 
 
 @dataclass(frozen=True)
@@ -49,17 +47,16 @@ class RunningReport:
         from rich.console import Group
         from rich.text import Text
 
-        named = [(one["variant"], one) for one in self.full["variants"]]
-        named += [(_title(one["policy"]), one) for one in self.full.get("policies", ())]
+        policies = self.full.get(POLICIES, ())
+        rows = [_row(one["variant"], one) for one in self.full["variants"]]
+        rows += [_row(_title(one["policy"]), one) for one in policies]
         words = (
             f"{self.full['model']} at {self.full['url']} ({self.full['server']}), through its "
             "router. xN: inferences per second with N clients; ms xN: p50/p95 with N clients. "
             f"Inputs: {self.full['data']}. No frontier.json was changed. The report is "
             f"{self.folder / 'report.json'}."
         )
-        table = table_of("", [_row(name, measured) for name, measured in named])
-        found = map(_policy_text, self.full.get("policies", ()))
-        return Group(table.to_text(), *map(Text, found), Text(words))
+        return Group(table_of("", rows).to_text(), *map(Text, (*map(policy_text, policies), words)))
 
 
 def _row(name: str, measured: Mapping[str, Any]) -> dict[str, str]:
@@ -72,6 +69,16 @@ def _row(name: str, measured: Mapping[str, Any]) -> dict[str, str]:
         **{f"x{n}": f"{one['inferences_per_second']:,.1f}" for n, one in points.items()},
         **{f"ms x{n}": f"{one['p50_ms']:.1f}/{one['p95_ms']:.1f}" for n, one in points.items()},
     }
+
+
+def policy_text(policy: Mapping[str, Any]) -> str:
+    """Compare a policy with the full model, in a sentence."""
+    same = policy["agreement"]
+    answers = (
+        f"; same answer on {100 * same['value']:.2f} % of {same['n']:,} images" if same else ""
+    )
+    times = times_text(policy["times_full"])
+    return f"Policy {policy['policy']}: {times} the throughput of {policy['full']}{answers}."
 
 
 def measure_running(options: BenchOptions) -> RunningReport:
@@ -93,8 +100,8 @@ def measure_running(options: BenchOptions) -> RunningReport:
     with Client(options.url, model) as client:
         view = client.view()
         images, labels = _images(view, options)
-        answers = _answers(client, images, labels)
-    streams = _streams(view, images, options)
+        answers = {} if labels is None else answers_of(client, images)
+    streams = running_streams(view, images, options)
     windows = Windows()
     steps = len(streams) * options.rounds
     with LoadGenerator(options.url) as generator, progress_of("bench", steps) as advance:
@@ -102,19 +109,16 @@ def measure_running(options: BenchOptions) -> RunningReport:
         for turn in range(options.rounds):
             seconds, seed = options.window_s, options.seed + turn
             server.measure(streams, windows, seconds=seconds, seed=seed, advance=advance)
-    points = {
-        name: {count: point_of(own) for (_, count), own in windows_of(windows, name).items()}
-        for name, _, _ in streams
-    }
-    variants = [
-        {
-            "variant": name,
-            "budget": view.budget(name),
-            "score": _score(answers.get(name), labels),
-            "points": points[name],
+    measured = {
+        name: {
+            "score": None if labels is None else _share(answers[name] == labels),
+            "points": {
+                str(clients_of(point)): point_of(own)
+                for (_, point), own in windows_of(windows, name).items()
+            },
         }
-        for name in view.variants
-    ]
+        for name in parameters_of(view)
+    }
     full = {
         "schema": "saccade.running_report",
         "version": 1,
@@ -122,11 +126,14 @@ def measure_running(options: BenchOptions) -> RunningReport:
         "url": options.url,
         "server": server.version,
         "data": options.data or "noise",
-        "variants": variants,
+        "variants": [
+            {"variant": name, "budget": view.budget(name), **measured[name]}
+            for name in view.variants
+        ],
         "machine": this_machine().to_dict(),  # machine of the clients
     }
     if view.policies:
-        full["policies"] = _policies(view, points, answers, labels)
+        full[POLICIES] = policy_figures(view, measured, answers)
     with new_folder(options.out, force=options.force) as out:
         write_atomically(out / "report.json", json_bytes(full))
     return RunningReport(options.out, full)
@@ -150,71 +157,9 @@ def _images(view: RouterView, options: BenchOptions) -> tuple[np.ndarray, np.nda
                 "--data, or leave --split out."
             )
         noise = np.random.default_rng(options.seed)
-        return noise.integers(0, 256, (_DISTINCT, height, width, 3), dtype=np.uint8), None
+        return noise.integers(0, 256, (DISTINCT_REQUESTS, height, width, 3), dtype=np.uint8), None
     data = load_data(options.data, options.split or HELD_OUT, side_px=max(height, width))
     return data.images[: options.limit], data.labels[: options.limit]
-
-
-def _answers(
-    client: Client, images: np.ndarray, labels: np.ndarray | None
-) -> dict[str, np.ndarray]:
-    """Return the classes that each variant and policy gives to labeled images; empty without.
-
-    Shapes: by name or title, each [n].
-    Raises: SaccadeError if the model does not classify images.
-    """
-    view = client.view()
-    if labels is None:
-        return {}
-    view.require_output("probabilities", "classify images")
-    asked = {name: {"budget": str(view.budget(name))} for name in view.variants}
-    asked |= {_title(name): {"policy": name} for name in view.policies}
-    return {
-        name: client.infer({"image": images}, ["probabilities"], parameters=parameters)[
-            "probabilities"
-        ].argmax(-1)
-        for name, parameters in asked.items()
-    }
-
-
-def _score(classes: np.ndarray | None, labels: np.ndarray | None) -> dict[str, Any] | None:
-    """Return the top-1 of answers with its interval; None without labels."""
-    if classes is None or labels is None:
-        return None
-    return _share(classes == labels)
-
-
-def _share(true: np.ndarray) -> dict[str, Any]:
-    hits, n = int(true.sum()), len(true)
-    return {"value": hits / n, "interval": wilson(hits, n), "n": n}
-
-
-def _policies(
-    view: RouterView,
-    points: Mapping[str, Mapping[str, Any]],
-    answers: Mapping[str, np.ndarray],
-    labels: np.ndarray | None,
-) -> list[dict[str, Any]]:
-    """Return each policy's figures, beside those of the largest variant, at the most clients."""
-    full = next(iter(view.variants))
-    most = max(points[full], key=int)
-    measured = []
-    for name in view.policies:
-        own = points[_title(name)]
-        given = answers.get(_title(name))
-        times = ratio(own[most][ROUNDS], points[full][most][ROUNDS])
-        same = None if given is None else _share(given == answers[full])
-        measured.append(
-            {
-                "policy": name,
-                "full": full,
-                "score": _score(given, labels),
-                "agreement": same,
-                "times_full": asdict(times),
-                "points": own,
-            }
-        )
-    return measured
 
 
 def _title(policy: str) -> str:
@@ -222,28 +167,63 @@ def _title(policy: str) -> str:
     return f"policy {policy}"
 
 
-def _policy_text(policy: Mapping[str, Any]) -> str:
-    same = policy["agreement"]
-    answers = (
-        f"; same answer on {100 * same['value']:.2f} % of {same['n']:,} images" if same else ""
-    )
-    times = times_text(policy["times_full"])
-    return f"Policy {policy['policy']}: {times} the throughput of {policy['full']}{answers}."
+def parameters_of(view: RouterView) -> dict[str, dict[str, str]]:
+    """Return what a request to each variant and policy has to name."""
+    variants = {name: {"budget": str(view.budget(name))} for name in view.variants}
+    return variants | {_title(name): {"policy": name} for name in view.policies}
 
 
-def _streams(view: RouterView, images: np.ndarray, options: BenchOptions) -> dict[Place, Stream]:
-    """Return the streams by variant or policy, and clients: one PNG image per request."""
-    files, streams = png_files(images[:_DISTINCT_OF_POLICY]), {}
-    asked: dict[str, tuple[Mapping[str, Any], int]] = {
-        name: ({"budget": view.budget(name)}, _DISTINCT) for name in view.variants
+def answers_of(client: Client, images: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the classes that each variant and policy gives to images.
+
+    Shapes: by name or title, each [n].
+    Raises: SaccadeError if the model does not classify images.
+    """
+    view, output = client.view(), "probabilities"
+    view.require_output(output, "classify images")
+    return {
+        name: client.infer({"image": images}, [output], parameters=parameters)[output].argmax(-1)
+        for name, parameters in parameters_of(view).items()
     }
-    asked |= {_title(name): ({"policy": name}, _DISTINCT_OF_POLICY) for name in view.policies}
-    for name, (parameters, distinct) in asked.items():
+
+
+def _share(true: np.ndarray) -> dict[str, Any]:
+    hits, n = int(true.sum()), len(true)
+    return {"value": hits / n, "interval": wilson(hits, n), "n": n}
+
+
+def policy_figures(
+    view: RouterView,
+    measured: Mapping[str, Mapping[str, Any]],
+    answers: Mapping[str, np.ndarray],
+) -> list[dict[str, Any]]:
+    """Return each policy's figures, beside those of the largest variant, at the most clients."""
+    full = next(iter(view.variants))
+    most = max(measured[full]["points"], key=int)
+    policies = []
+    for name in view.policies:
+        own = measured[_title(name)]
+        rates, of_full = (one["points"][most][ROUNDS] for one in (own, measured[full]))
+        same = _share(answers[_title(name)] == answers[full]) if answers else None
+        times = asdict(ratio(rates, of_full))
+        policies.append(
+            {"policy": name, "full": full, "agreement": same, "times_full": times, **own}
+        )
+    return policies
+
+
+def running_streams(
+    view: RouterView, images: np.ndarray, options: BenchOptions
+) -> dict[Place, Stream]:
+    """Return the streams by variant or policy, and clients: one PNG image per request."""
+    streams: dict[Place, Stream] = {}
+    files = png_files(images[:POLICY_REQUESTS])
+    for name, parameters in parameters_of(view).items():
+        # The requests to a policy differ in cost.
+        distinct = DISTINCT_REQUESTS if name in view.variants else POLICY_REQUESTS
         requests = tuple(
             request(view.model, {"image": file[None]}, ("variant",), parameters)
             for file in files[:distinct]
         )
-        for count in options.concurrency:
-            stream = Stream(f"{name}, {count} clients", view.model, count, requests)
-            streams[name, "", str(count)] = stream
+        streams |= streams_of((name, ""), name, view.model, requests, options.concurrency)
     return streams

@@ -12,7 +12,6 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.evaluate import scores_of
 from saccade.exporter.evaluation.evaluated_model import (
-    EvaluatedFunction,
     EvaluatedModel,
     subjects_of_folder,
 )
@@ -146,21 +145,17 @@ def workload_of(folder: ArtefactFolder | Path | str, options: BenchOptions) -> W
             advance()
     # All variants answer each sample, one after the other.
     per_second = 1 / sum(1 / rates[one.variant.name, ""][share] for one in opened)
-    _announce(options, per_second)
-    scores, asked = scores_within(
-        models,
-        asked,
-        checkpoint,
-        per_second=per_second,
-        deadline=deadline.part(_SCORING_SHARE),
+    note(
+        f"bench: all variants together answer {per_second:.3g} samples per second. It stops when "
+        f"the intervals are narrow, at the latest after about {duration_text(options.seconds)}, of "
+        f"which scoring may take {duration_text(_SCORING_SHARE * options.seconds)} (--seconds)."
     )
+    until = deadline.part(_SCORING_SHARE)
+    scores, asked = scores_within(models, asked, checkpoint, per_second=per_second, deadline=until)
     results = {score.variant: score for score in scores}
     threads = Threads(share, rates)
     opened = [one.with_threads(threads) for one in opened]
-    models = [
-        replace(model, components=_with_runners(model.components, one.runners))
-        for model, one in zip(models, opened, strict=True)
-    ]
+    models = [_with_runners(model, one) for model, one in zip(models, opened, strict=True)]
     asked = replace(asked, data=data)
     samples = {name: result.samples for name, result in results.items()}
     policies = policy_works(folder, models, runtime, asked, samples)
@@ -169,19 +164,10 @@ def workload_of(folder: ArtefactFolder | Path | str, options: BenchOptions) -> W
     return Workload(folder, models, results, works, policies, served, ops, threads, asked, deadline)
 
 
-def _with_runners(
-    components: Mapping[str, EvaluatedFunction], runners: Mapping[str, Runner]
-) -> dict[str, EvaluatedFunction]:
-    return {role: replace(one, run=runners[role]) for role, one in components.items()}
-
-
-def _announce(options: BenchOptions, per_second: float) -> None:
-    """Say how long it may take; the speeds of single rounds follow from the rates."""
-    note(
-        f"bench: all variants together answer {per_second:.3g} samples per second. It stops when "
-        f"the intervals are narrow, at the latest after about {duration_text(options.seconds)}, of "
-        f"which scoring may take {duration_text(_SCORING_SHARE * options.seconds)} (--seconds)."
-    )
+def _with_runners(model: EvaluatedModel, opened: OpenVariant) -> EvaluatedModel:
+    """Return the model with the components that are open with the chosen threads."""
+    parts = model.components.items()
+    return replace(model, components={r: replace(one, run=opened.runners[r]) for r, one in parts})
 
 
 def scores_within(

@@ -128,7 +128,7 @@ def _points_in_this_process() -> None:
             return import_module(self._work).main(request)
 
     import_module("saccade.serving.bench.sweep.points").each_alone = each_alone  # type: ignore[attr-defined]
-    import_module("saccade.serving.bench.sweep.turns").Worker = Here  # type: ignore[attr-defined]
+    import_module("saccade.serving.bench.sweep.sweep").Worker = Here  # type: ignore[attr-defined]
 
 
 def _shards_in_this_process() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The points of a sweep: each budget at each precision, exported and scored.
+"""The points of a sweep: each budget at each precision, exported, scored, and built.
 
 That happens in worker processes, which run `main`; a half that is done already is skipped.
 """
@@ -30,10 +30,11 @@ from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.exporter.export import export
 from saccade.exporter.export_options import ExportOptions
 from saccade.exporter.graph.trial import refuse_untried
+from saccade.exporter.runtimes.runtime import BuildOptions, Runtime, build
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.scores.results import EvaluationResult, Score
 from saccade.serving.bench.options import SweepOptions
-from saccade.serving.bench.sweep.state import Point, SweepFolder, link
+from saccade.serving.bench.sweep.state import Failure, Point, SweepFolder, link
 
 
 @dataclass(frozen=True)
@@ -245,3 +246,50 @@ def _discard_others(artefacts: Path, ready: Sequence[ReadyPoint]) -> None:
         (artefacts / (name + SUFFIX)).unlink(missing_ok=True)
         for path in artefacts.glob(f"{name}.onnx*"):  # with its data file
             path.unlink()
+
+
+def build_engines(
+    state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runtime, *, retry: bool
+) -> None:
+    """Build an engine for each point; record a refusal, which does not fail the point itself."""
+    name = f"engine-{runtime.name}"
+    for one in ready:
+        if retry:
+            state.forgive(one.point, f"{name}-failed")
+        out = state.place(one.point) / name
+        built = out.is_dir() and state.read(one.point, name)
+        if built or state.read(one.point, f"{name}-failed"):
+            continue
+        try:
+            made = build(one.folder, BuildOptions(engine=runtime.name, out=out, force=True))
+        except SaccadeError as error:
+            state.write(one.point, f"{name}-failed", {"reason": str(error)})
+        else:
+            state.write(one.point, name, {"engine": runtime.name, "plans": made.files()})
+
+
+def collect_engines(
+    state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runtime
+) -> tuple[list[dict[str, Any]], list[Failure]]:
+    """Link the engines into the artefact folder, as `saccade build` does.
+
+    Return a description of each, and of those that were refused.
+    """
+    rows, failures, name = [], [], f"engine-{runtime.name}"
+    for one in ready:
+        point = one.point
+        if refused := state.read(point, f"{name}-failed"):
+            reason = f"{runtime.name}: {refused['reason']}"
+            failures.append(Failure(point.variant, point.setting, point.precision, "build", reason))
+        if (built := state.read(point, name)) is None:
+            continue
+        capabilities = "+".join(built["plans"][0]["compute_capabilities"])
+        place = state.artefacts / "engines" / f"{runtime.name}-{capabilities}"
+        place.mkdir(parents=True, exist_ok=True)
+        for path in (state.place(point) / name).iterdir():
+            if path.is_file():
+                link(path, place / path.name)
+        rows += [
+            {"variant": one.variant.name, "engine": runtime.name, **plan} for plan in built["plans"]
+        ]
+    return rows, failures

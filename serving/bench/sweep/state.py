@@ -68,19 +68,21 @@ class SweepFolder:
         """Time when the last piece was finished. Units: seconds since 1970."""
         return max(path.stat().st_mtime for path in self.path.glob("points/*/*.json"))
 
-    def read(self, point: Point, name: str) -> dict[str, Any] | None:
-        """Return a finished piece, or None."""
+    def read(self, point: Point, name: str, kind: Any = dict[str, Any]) -> Any:
+        """Return a finished piece as `kind`, or None."""
         path = self.place(point) / f"{name}.json"
         if not path.exists():
             return None
         try:
-            return read_json(path)
+            return typed(kind, read_json(path), f"{path}: ")
         except Damaged as error:
             raise SaccadeError(f"{path}: {error.args[1]}. {_AGAIN}") from error
+        except WrongValue as error:
+            raise SaccadeError(f"{error.finding} {_AGAIN}") from error
 
     def finished(self, point: Point, name: str) -> dict[str, Any]:
         """Return a piece that an earlier step finished."""
-        content = self.read(point, name)
+        content: dict[str, Any] | None = self.read(point, name)
         assert content is not None, f"{self.place(point) / name}"
         return content
 
@@ -96,11 +98,7 @@ class SweepFolder:
 
     def failure(self, point: Point) -> Failure | None:
         """Return why the point failed, or None if it did not."""
-        kind, where = Failure | None, f"{self.place(point) / 'failed.json'}: "
-        try:
-            failure: Failure | None = typed(kind, self.read(point, "failed"), where)
-        except WrongValue as error:
-            raise SaccadeError(f"{error.finding} {_AGAIN}") from error
+        failure: Failure | None = self.read(point, "failed", Failure)
         return failure
 
     def fail(self, point: Point, stage: str, reason: str) -> None:

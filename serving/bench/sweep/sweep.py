@@ -1,43 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade sweep`: export and measure a checkpoint at many budgets and precisions."""
+"""`saccade sweep`: export and measure a checkpoint at many budgets and precisions.
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+Every variant is measured once per round, so that the drift of a shared machine affects all equally.
+Each turn is stored: an interrupted sweep does not repeat a finished one.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from saccade.core.errors import GateFailed, SaccadeError
+import numpy as np
+
+from saccade.core.errors import GateFailed, SaccadeError, ServerFailed
 from saccade.core.files import new_folder, sha256_of
 from saccade.core.leftovers import temporary_folder
 from saccade.core.machine import Machine, this_machine
-from saccade.core.progress import Report, bar, progress_of, reporting
+from saccade.core.progress import Advance, Report, bar, progress_of, reporting, silent
+from saccade.core.schema import typed
 from saccade.core.verbosity import note
+from saccade.core.worker import Worker, WorkerEnded
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.artefact.variant import check_budgets
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.evaluated_model import subjects_of_folder
-from saccade.exporter.evaluation.tasks import EvaluateOptions, task_asked
-from saccade.exporter.runtimes.runtime import BuildOptions, Runtime, build, runtime_named
+from saccade.exporter.evaluation.tasks import EvaluateOptions, Inputs, inputs_of, task_asked
+from saccade.exporter.runtimes.runners import Runner
+from saccade.exporter.runtimes.runtime import Runtime, loaded, ops_of, runtime_named
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.data.options import loaded_once
 from saccade.models.sparo.select import selected_checkpoint
-from saccade.serving.bench import report
+from saccade.plugins.contract import Ops
+from saccade.serving.bench import in_process, report, served
 from saccade.serving.bench.bench import BenchReport
-from saccade.serving.bench.measurement import by_cost, content
+from saccade.serving.bench.in_process import Calls, InProcessLoad
+from saccade.serving.bench.load import LoadResult
+from saccade.serving.bench.measurement import Measurement, Windows, by_cost, content
 from saccade.serving.bench.options import SweepOptions
 from saccade.serving.bench.report_examples import shown_examples
+from saccade.serving.bench.served import ServerUnderLoad, by_precision, server_under_load
+from saccade.serving.bench.sweep.memory_process import BATCH, MemoryTask, ResidentMemory
 from saccade.serving.bench.sweep.points import (
     ReadyPoint,
+    build_engines,
+    collect_engines,
     collected,
     points_of,
     prepare,
     ready_points,
 )
-from saccade.serving.bench.sweep.state import Failure, Point, SweepFolder, link, open_repository
-from saccade.serving.bench.sweep.turns import Turns
-from saccade.serving.bench.workload import measured_runtime
+from saccade.serving.bench.sweep.state import Failure, Point, SweepFolder, open_repository
+from saccade.serving.bench.work import OpenVariant, Threads, counts, share_of
+from saccade.serving.bench.workload import DISTINCT_REQUESTS, IN_PROCESS_SHARE, measured_runtime
 
+_MEMORY_PROCESS = "saccade.serving.bench.sweep.memory_process"
 _TRIED_SAMPLES = 16  # samples of the data to try before anything is exported
 # A change of any other option makes a different sweep.
 _FREE = ("out", "jobs", "retry", "force", "slots", "budget", "precision", "engine", "name")
@@ -185,48 +206,187 @@ def _try_data(checkpoint: Checkpoint, options: SweepOptions) -> None:
         evaluate(checkpoint.path, EvaluateOptions(options.data, split=options.split, limit=limit))
 
 
-def build_engines(
-    state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runtime, *, retry: bool
-) -> None:
-    """Build an engine for each point; record a refusal, which does not fail the point itself."""
-    name = f"engine-{runtime.name}"
-    for one in ready:
-        if retry:
-            state.forgive(one.point, f"{name}-failed")
-        out = state.place(one.point) / name
-        built = out.is_dir() and state.read(one.point, name)
-        if built or state.read(one.point, f"{name}-failed"):
-            continue
+@dataclass(frozen=True)
+class Turns:
+    """The measurement of points whose artefacts are in one folder; failures are recorded."""
+
+    state: SweepFolder
+    folder: ArtefactFolder
+    ready: Sequence[ReadyPoint]
+    options: SweepOptions
+    _opened: dict[str, OpenVariant] = field(default_factory=dict)
+
+    @property
+    def left(self) -> list[ReadyPoint]:
+        """The points that did not fail."""
+        return [one for one in self.ready if self.state.failure(one.point) is None]
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime to measure."""
+        return runtime_named(self.options.runtime)
+
+    @cached_property
+    def ops(self) -> Ops:
+        """How the custom ops run."""
+        manifests = [part for one in self.ready for part in one.variant.components.values()]
+        return ops_of(self.runtime, manifests, kernels=self.options.op_library)
+
+    def opened(self, ready: ReadyPoint) -> OpenVariant:
+        """Return a variant with the threads to serve with, whose number is measured once."""
+        name = ready.variant.name
+        if name not in self._opened:
+            share = share_of(self.folder.variants, self.runtime)
+            runners = self._load(ready.variant, share)
+            opened = OpenVariant(ready.variant, self._inputs(ready), runners, self._load)
+
+            def rates() -> dict[str, Any]:
+                measured = opened.rates(counts(self.runtime, share))
+                return {"share": share, "rates": {role: own for (_, role), own in measured.items()}}
+
+            self.state.piece(ready.point, "threads", rates)
+            self._opened[name] = opened.with_threads(self._threads(ready))
+        return self._opened[name]
+
+    def _inputs(self, ready: ReadyPoint) -> Inputs:
+        """Return the inputs of a variant by role."""
+        data = self.options.data or ready.result.data
+        return inputs_of(ready.variant, data, DISTINCT_REQUESTS)
+
+    def _load(self, variant: VariantFiles, threads: int) -> dict[str, Runner]:
+        parts = variant.components.values()
+        return loaded(self.runtime, self.folder, parts, self.ops, threads=threads)
+
+    def _threads(self, ready: ReadyPoint) -> Threads:
+        """Return what was stored of a variant by number of threads."""
+        content = self.state.finished(ready.point, "threads")
+        rates = {
+            (ready.variant.name, role): {int(count): rate for count, rate in own.items()}
+            for role, own in content["rates"].items()
+        }
+        return Threads(content["share"], rates)
+
+    def _piece(self, ready: ReadyPoint, name: str, make: Callable[[], dict[str, Any]]) -> None:
+        """Make and store a piece of a point that did not fail; a refusal fails this point alone."""
+        if self.state.failure(ready.point) is None:
+            try:
+                self.state.piece(ready.point, name, make)
+            except SaccadeError as error:
+                self.state.fail(ready.point, "measure", str(error))
+
+    def measure_in_process(self, advance: Advance) -> None:
+        """Measure speed at each batch size, and memory, once per round."""
+        for turn in range(self.options.rounds):
+            for one in self.ready:
+                advance(1, f"{one.variant.name} in process")
+                self._piece(one, f"memory-{turn}", partial(self._memory, one))
+                self._piece(one, f"in-process-{turn}", partial(self._calls, one))
+
+    def _calls(self, ready: ReadyPoint) -> dict[str, Any]:
+        measured = in_process.measure(
+            {work.role: work for work in self.opened(ready).works},
+            seconds=self.options.window_s * IN_PROCESS_SHARE,
+            rounds=1,
+            advance=silent,
+        )
+        return {
+            role: {str(size): asdict(calls) for size, calls in load.calls.items()}
+            for role, load in measured.items()
+        }
+
+    def _memory(self, ready: ReadyPoint) -> dict[str, Any]:
+        inputs = {
+            role: {name: _file(values[:BATCH]) for name, values in arrays.items()}
+            for role, arrays in self.opened(ready).inputs.items()
+        }
+        task = MemoryTask(str(ready.folder.path), inputs, self.options.runtime, self.ops)
         try:
-            made = build(one.folder, BuildOptions(engine=runtime.name, out=out, force=True))
-        except SaccadeError as error:
-            state.write(one.point, f"{name}-failed", {"reason": str(error)})
-        else:
-            state.write(one.point, name, {"engine": runtime.name, "plans": made.files()})
+            with Worker(_MEMORY_PROCESS) as worker:
+                return asdict(worker.ask(task, ResidentMemory))
+        except WorkerEnded as ended:
+            raise SaccadeError(
+                f"{ready.variant.name}: the process that loaded it stopped ({ended}): "
+                f"{ended.last_words or 'it printed nothing'}. Try again with --retry."
+            ) from ended
 
+    def measure_served(self, machine: Machine, advance: Advance) -> None:
+        """Measure every variant that is left through a server, once per round."""
+        left, rounds = self.left, range(self.options.rounds)
+        if all(self.state.read(one.point, f"served-{turn}") for one in left for turn in rounds):
+            advance(len(rounds) * len(left))
+            return
+        with ExitStack() as stack:
+            running = self._servers(left, machine, stack)
+            for turn in rounds:
+                order = np.random.default_rng(self.options.seed + turn).permutation(len(left))
+                for one in (left[index] for index in order):
+                    advance(1, f"{one.variant.name} through a server")
+                    self._piece(one, f"served-{turn}", partial(self._served, running, one, turn))
 
-def collect_engines(
-    state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runtime
-) -> tuple[list[dict[str, Any]], list[Failure]]:
-    """Link the engines into the artefact folder, as `saccade build` does.
+    def _servers(
+        self, left: Sequence[ReadyPoint], machine: Machine, stack: ExitStack
+    ) -> dict[str, ServerUnderLoad]:
+        """Start one server per precision; if a server does not start, its points fail."""
+        running: dict[str, ServerUnderLoad] = {}
+        entries = [self.measurement(one, machine, served=False).entry for one in left]
+        name, kernels = self.options.runtime, self.ops == "kernels"
+        for precision, part in by_precision(self.folder.variants, entries).items():
+            try:
+                running[precision] = stack.enter_context(
+                    server_under_load(self.folder.only(*part), runtime=name, op_library=kernels)
+                )
+            except ServerFailed as error:
+                for one in left:
+                    if one.point.precision == precision:
+                        self.state.fail(one.point, "measure", str(error))
+        return running
 
-    Return a description of each, and of those that were refused.
-    """
-    rows, failures, name = [], [], f"engine-{runtime.name}"
-    for one in ready:
-        point = one.point
-        if refused := state.read(point, f"{name}-failed"):
-            reason = f"{runtime.name}: {refused['reason']}"
-            failures.append(Failure(point.variant, point.setting, point.precision, "build", reason))
-        if (built := state.read(point, name)) is None:
-            continue
-        capabilities = "+".join(built["plans"][0]["compute_capabilities"])
-        place = state.artefacts / "engines" / f"{runtime.name}-{capabilities}"
-        place.mkdir(parents=True, exist_ok=True)
-        for path in (state.place(point) / name).iterdir():
-            if path.is_file():
-                link(path, place / path.name)
-        rows += [
-            {"variant": one.variant.name, "engine": runtime.name, **plan} for plan in built["plans"]
+    def _served(
+        self, running: dict[str, ServerUnderLoad], ready: ReadyPoint, turn: int
+    ) -> dict[str, Any]:
+        options, server = self.options, running[ready.point.precision]
+        streams = served.streams(server.url, self.opened(ready).works, options.concurrency)
+        windows, seed = Windows(), options.seed + turn
+        server.measure(streams, windows, seconds=options.window_s, seed=seed, advance=silent)
+        points = [
+            {"role": role, "point": point, **asdict(window)}
+            for (_, role, point), (window,) in windows.items()
         ]
-    return rows, failures
+        return {"server": server.version, "points": points}
+
+    def measurement(self, ready: ReadyPoint, machine: Machine, *, served: bool) -> Measurement:
+        """Return what was stored of all rounds, without batch sizes that one round left out."""
+        threads, turns = self._threads(ready), range(self.options.rounds)
+
+        def stored(name: str) -> list[dict[str, Any]]:
+            return [self.state.finished(ready.point, f"{name}-{turn}") for turn in turns]
+
+        rounds, inside = stored("in-process"), {}
+        for role, first in rounds[0].items():
+            key = ready.variant.name, role
+            calls = {
+                int(size): _joined([Calls(**one[role][size]) for one in rounds])
+                for size in first
+                if all(size in one[role] for one in rounds)
+            }
+            inside[role] = InProcessLoad(calls, threads.of(key), threads.rates[key])
+        windows: dict[tuple[str, str], list[LoadResult]] = {}
+        for one in stored("served") if served else ():
+            for point in one["points"]:
+                place = point.pop("role"), point.pop("point")
+                windows.setdefault(place, []).append(typed(LoadResult, point, "a window: "))
+        return Measurement(
+            ready.variant, ready.result, inside, machine, self.ops, windows, stored("memory")
+        )
+
+
+def _file(values: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values, allow_pickle=False)
+    return file.getvalue()
+
+
+def _joined(rounds: Sequence[Calls]) -> Calls:
+    seconds = [seconds for one in rounds for seconds in one.seconds]
+    rates = [round(one.inferences_per_second, 2) for one in rounds]
+    return Calls(rounds[0].batch, seconds, sum(one.core_s for one in rounds), rates)

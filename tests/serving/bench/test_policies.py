@@ -331,20 +331,21 @@ class FakeClient:
 def test_the_policies_of_a_running_server_are_measured_too():
     client: Any = FakeClient()
     images = np.zeros((5, 2, 2, 3), np.uint8)
-    answers = running._answers(client, images, LABELS)
+    answers = running.answers_of(client, images)
     assert client.asked == [{"budget": "1"}, {"budget": "0.5"}, {"policy": "auto"}]
     view = client.view()
-    streams = running._streams(view, images, BenchOptions(Path("out"), concurrency=(1, 4)))
-    assert list(streams)[-2:] == [("policy auto", "", "1"), ("policy auto", "", "4")]
-    assert b"policy" in streams["policy auto", "", "4"].requests[0]
-    points = {
-        name: {count: {ROUNDS: [rate * int(count), rate * int(count)]} for count in ("1", "4")}
+    streams = running.running_streams(view, images, BenchOptions(Path("out"), concurrency=(1, 4)))
+    points = [("policy auto", "", f"router_concurrency_{count}") for count in (1, 4)]
+    assert list(streams)[-2:] == points
+    assert b"policy" in streams[points[1]].requests[0]
+    measured = {
+        name: {"points": {str(count): {ROUNDS: [rate * count, rate * count]} for count in (1, 4)}}
         for name, rate in ((FULL, 10.0), (HALF, 40.0), ("policy auto", 25.0))
     }
-    (policy,) = running._policies(view, points, answers, LABELS)
+    (policy,) = running.policy_figures(view, measured, answers)
     assert policy["times_full"] == {"times": 2.5, "interval": (2.5, 2.5)}
-    assert policy["agreement"]["value"] == 1 and policy["score"]["value"] == 0.8
-    assert running._policy_text(policy) == (
+    assert policy["agreement"]["value"] == 1 and (answers["policy auto"] == LABELS).mean() == 0.8
+    assert running.policy_text(policy) == (
         "Policy auto: 2.5 times (95 %: 2.5 to 2.5) the throughput of tiny-b1000-fp32; same answer "
         "on 100.00 % of 5 images."
     )

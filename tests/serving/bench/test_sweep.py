@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 
 from saccade.core.errors import SaccadeError
-from saccade.core.worker import WorkerEnded
+from saccade.core.worker import Worker, WorkerEnded
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import read_frontier
 from saccade.serving.bench.bench import bench
 from saccade.serving.bench.options import BenchOptions, SweepOptions
-from saccade.serving.bench.sweep import points, turns
+from saccade.serving.bench.sweep import points
 from saccade.serving.bench.sweep.points import PointTask, Refusal
 from saccade.serving.bench.sweep.sweep import sweep
 from saccade.serving.repository.deploy import deploy
@@ -183,7 +183,7 @@ def test_what_cannot_be_measured_fails_alone_and_is_tried_again_when_asked(
     (folder / "points" / PASSED[2] / "memory-0.json").unlink()
     (folder / "points" / PASSED[2] / ".export.half").mkdir()  # of a process that was killed
     options = replace(asked, out=folder)
-    with mock.patch.object(turns.Worker, "ask", side_effect=WorkerEnded("killed", "Killed")):
+    with mock.patch.object(Worker, "ask", side_effect=WorkerEnded("killed", "Killed")):
         report = sweep(tiny_checkpoint, options)
     assert [variant["variant"] for variant in report.full["variants"]] == PASSED[:2]
     failed = {failure.variant: (failure.stage, failure.reason) for failure in report.failures}

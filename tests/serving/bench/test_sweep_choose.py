@@ -228,7 +228,7 @@ def test_what_single_rounds_say_holds_what_all_say_together():
     latency = by_name["latency"]
     assert (latency.value, latency.least, latency.most) == (8.0, pytest.approx(4.4), 8.0)
     assert latency.of == "95th percentile of a request through the router, one client"
-    assert by_name["throughput"].of == "through the router, clients at a time: 1"
+    assert by_name["throughput"].of == "through the router, concurrency 1"
 
 
 def test_each_cost_has_a_frontier_of_its_own():
