@@ -11,7 +11,6 @@ from tiny_families import CONFIGS
 
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS, row_errors
-from saccade.models.families import build
 from saccade.models.sot.config import AUTHORS, SoTConfig
 from saccade.models.sot.head import ExactSvPN, normalization
 from saccade.models.sot.head import pooling as head_pooling
@@ -47,16 +46,6 @@ def lively(config):
 def images(count=3):
     rng = np.random.default_rng(0)
     return torch.from_numpy(rng.integers(0, 256, (count, 8, 8, 1), dtype=np.uint8))
-
-
-def test_weights_follow_the_seed_alone():
-    torch.manual_seed(5)
-    before = torch.random.get_rng_state()
-    one, same, other = SoT(TINY), build("sot", TINY.to_dict()), SoT(replace(TINY, seed=1))
-    assert torch.equal(torch.random.get_rng_state(), before)
-    for name, each in one.state_dict().items():
-        assert torch.equal(each, same.state_dict()[name])
-    assert not torch.equal(one.trunk.position, other.trunk.position)
 
 
 @pytest.mark.parametrize(
