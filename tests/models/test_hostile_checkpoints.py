@@ -93,10 +93,7 @@ CHECKPOINTS: dict[str, Case] = {
     "family a list": (header(family=["nac"]), r"family is \['nac'\], expected a string"),
     "card a list": (header(card=[]), r"card is \[\], expected an object"),
     "preprocessing 7": (header(preprocessing=7), "preprocessing is 7, expected an object"),
-    "labels numbers": (
-        header(labels=[1]),
-        "labels is .1., expected a list of values, each a string",
-    ),
+    "labels numbers": (header(labels=[1]), "labels is .1., expected a list of values, each a stri"),
     "200,000 labels": (header(labels=["a"] * 200_000), "found 200000 .* expected at most 100000"),
     "a long label": (header(labels=["a" * 10**6]), "1000000 characters, expected at most 1000"),
     "alpha a text": (config(alpha="x"), "alpha is 'x', expected a finite number"),
@@ -115,14 +112,8 @@ CHECKPOINTS: dict[str, Case] = {
     "std 1e-300": (input_of(std=[1e-300]), "std is .*, expected from 1e-06"),
     "mean 1e300": (input_of(mean=[1e300]), "mean is .*, expected from -1e"),
     "config's std 1e300": (config(std=[1e300]), "std is .*, expected from 1e-06"),
-    "image of 1e9 pixels": (
-        input_of(height_px=10**9),
-        "height_px is 1000000000, expected .*at most",
-    ),
-    "cap of 1e9": (
-        input_of(max_image_mib=10**9),
-        "max_image_mib is 1000000000, expected .*at most",
-    ),
+    "image of 1e9 pixels": (input_of(height_px=10**9), "height_px is 1000000000, expected .*at mo"),
+    "cap of 1e9": (input_of(max_image_mib=10**9), "max_image_mib is 1000000000, expected .*at mos"),
     "fill a million": (input_of(fill=[0] * 10**6), "fill is .*, expected at most .* values"),
     "NaN weights": (tensor(WEIGHT, torch.full((1, 4), torch.nan)), "contains NaN or infinity"),
     "infinite weights": (tensor(WEIGHT, torch.full((1, 4), torch.inf)), "contains NaN or infinity"),
