@@ -220,10 +220,7 @@ def test_an_override_and_a_name(tiny_checkpoint: Path, traced_before: None, tmp_
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "budget zero": ({"budget": (0.0,)}, "budget 0 is out of range"),
-    "budget not a number": (
-        {"budget": (math.nan,)},
-        "--budget: .*found nan, expected a finite number",
-    ),
+    "budget not a number": ({"budget": (math.nan,)}, "--budget: .*found nan, expected a finite"),
     "budget twice": ({"budget": (0.5, 0.5)}, "Leave one out"),
     "no module": ({"budget": (1, 0.02)}, "keeps none of 16 modules"),
     "name": ({"name": "NAC_1"}, "--name"),

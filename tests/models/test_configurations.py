@@ -6,11 +6,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+import torch
 from small_nac import KINDS, SMALL
 
 from saccade.core.errors import SaccadeError
 from saccade.models.catalogue import presets
-from saccade.models.families import FAMILIES
+from saccade.models.families import FAMILIES, build
 from saccade.models.nac.config import NACConfig
 from saccade.models.sot.config import SoTConfig
 
@@ -109,3 +110,16 @@ def test_every_size_survives_json_and_refuses_strangers(family: str) -> None:
     with pytest.raises(SaccadeError, match="unknown field 'wings'"):
         type(BASES[family]).from_dict({"wings": 2})
     assert "wings" not in {field.name for field in fields(BASES[family])}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_follow_the_seed_alone(family: str) -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    one, same, other = (
+        build(family, replace(BASES[family], seed=seed).to_dict()).state_dict()
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(torch.equal(value, same[name]) for name, value in one.items())
+    assert any(not torch.equal(value, other[name]) for name, value in one.items())

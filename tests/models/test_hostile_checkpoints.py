@@ -112,14 +112,8 @@ CHECKPOINTS: dict[str, Case] = {
     "std 1e-300": (input_of(std=[1e-300]), "std is .*, expected from 1e-06"),
     "mean 1e300": (input_of(mean=[1e300]), "mean is .*, expected from -1e"),
     "config's std 1e300": (config(std=[1e300]), "std is .*, expected from 1e-06"),
-    "image of 1e9 pixels": (
-        input_of(height_px=10**9),
-        "height_px is 1000000000, expected .*at most",
-    ),
-    "cap of 1e9": (
-        input_of(max_image_mib=10**9),
-        "max_image_mib is 1000000000, expected .*at most",
-    ),
+    "image of 1e9 pixels": (input_of(height_px=10**9), "height_px is 1000000000, expected .*at mo"),
+    "cap of 1e9": (input_of(max_image_mib=10**9), "max_image_mib is 1000000000, expected .*at mos"),
     "fill a million": (input_of(fill=[0] * 10**6), "fill is .*, expected at most .* values"),
     "NaN weights": (tensor(WEIGHT, torch.full((1, 4), torch.nan)), "contains NaN or infinity"),
     "infinite weights": (tensor(WEIGHT, torch.full((1, 4), torch.inf)), "contains NaN or infinity"),

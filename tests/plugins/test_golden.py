@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ops_implementations import ROLES, as_read, implementation, skip_without_gpu
 from places import TESTS
+from safetensors.numpy import load_file
 
-from saccade.plugins.ops import OPS
+from saccade.plugins.ops import OPS, svpn_fast
 from saccade.plugins.tvmax.reference import groups, prox
 
 GOLDEN = TESTS / "golden" / "ops"
@@ -169,3 +171,45 @@ def test_the_reference_has_the_recorded_point_and_its_groups(identity: str) -> N
         # Labels are arbitrary; which cells share one is not.
         pairs = set(zip(actual.tolist(), expected.tolist(), strict=True))
         assert len(pairs) == len(set(actual.tolist())) == len(set(expected.tolist()))
+
+
+# svPN fast against what the official module answered, gradients included.
+
+
+OFFICIAL = TESTS / "golden" / "sot"
+MODULES = {
+    case["id"]: case
+    for case in json.loads((OFFICIAL / "svpn.json").read_text())["cases"]
+    if case["config"]["vec"] == "full"
+}
+
+
+@pytest.fixture(scope="module")
+def official():
+    return {**np.load(OFFICIAL / "svpn.npz"), **load_file(OFFICIAL / "svpn.safetensors")}
+
+
+@pytest.mark.parametrize("identity", MODULES)
+def test_the_official_modules_outputs_and_gradients(identity, official, form):
+    case, config = MODULES[identity], MODULES[identity]["config"]
+    q = torch.from_numpy(official[f"{identity}/input"]).requires_grad_(True)
+    start = official.get(f"{identity}/weight", np.ones(q.shape[-1], np.float32))
+    v0 = torch.from_numpy(start).requires_grad_(True)
+    y = svpn_fast(
+        q,
+        v0,
+        alpha=config["alpha"],
+        singular_values=config["svNum"] or 0,
+        iterations=config["iterNum"],
+    )
+    actual = {"output": y.detach().flatten(1)}
+    if case["grad"]:
+        y.flatten(1).backward(torch.from_numpy(official[f"{identity}/probe"]))
+        actual |= {"grad/input": q.grad, "grad/weight": v0.grad}
+    allowed = case["tolerance"]["atol"]
+    assert set(allowed) <= set(actual)
+    for name, atol in allowed.items():
+        expected = official[f"{identity}/{name}"]
+        np.testing.assert_allclose(
+            actual[name].numpy(), expected, rtol=case["tolerance"]["rtol"], atol=atol, err_msg=name
+        )

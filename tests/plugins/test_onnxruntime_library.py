@@ -167,11 +167,7 @@ def test_a_wrong_attribute_fails_the_session(
         ("Sparsemax", (X[0, 0, 0],), "input X has shape [], expected X [... n]"),
         ("TVMax", (V0,), "input Z has shape [8], expected Z [... h w]"),
         ("SvPN", (V0,), "input Q has shape [8], expected Q [... m n]"),
-        (
-            "SvPNFast",
-            (X, V0[:7]),
-            "Q has shape [3, 5, 8], input v0 [7], expected Q [... m n]",
-        ),
+        ("SvPNFast", (X, V0[:7]), "Q has shape [3, 5, 8], input v0 [7], expected Q [... m n]"),
         ("SvPNFast", (X, V0[None]), "input v0 [1, 8], expected"),
         ("MaskedTVMax", (X, SIZES[:2]), "input sizes [2, 2], expected Z [... h w], sizes [... 2]"),
         ("MaskedTVMax", (X, SIZES[0]), "input sizes [2], expected"),

@@ -107,8 +107,12 @@ def test_a_second_derivative_that_nobody_wrote_is_refused(case: str) -> None:
     first = torch.func.grad(lambda q: run(q, *tensors[1:]).square().sum())
     forward = lambda q: torch.func.jvp(lambda p: run(p, *tensors[1:]), (q,), (q,))[1].sum()  # noqa: E731
     for second in (torch.func.jacrev(first), torch.func.jacfwd(first), torch.func.grad(forward)):
-        with pytest.raises(SaccadeError, match="expected only a first one"):
+        with pytest.raises(SaccadeError, match="found a second derivative, expected only a first"):
             second(tensors[0])
+    given = wanted(tensors)
+    (slope, *_) = torch.autograd.grad(run(*given).sum(), given, create_graph=True)
+    with pytest.raises(SaccadeError, match="found a second derivative, expected only a first one"):
+        slope.sum().backward()
 
 
 @pytest.mark.parametrize("case", ["sparsemax", "tvmax", "svpn", "svpn fast"])

@@ -30,7 +30,6 @@ from saccade.exporter.gate.metrics import (
     thresholds_of,
     top1_flips,
 )
-from saccade.exporter.gate.reference import ExpectedAnswers
 from saccade.exporter.gate.report import GateReport, VariantReport, loosened
 from saccade.exporter.graph.samples import THOROUGH, GateSizes, Samples, samples_of
 from saccade.models.interface import Component, TensorSpec, component_named
@@ -215,43 +214,52 @@ RUNNERS: dict[str, tuple[Callable[[Arrays], Arrays], set[str]]] = {
 }
 
 
+IMAGE = np.random.default_rng(0).integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
+RIGHT = truth({"image": IMAGE})
+SAMPLES = Samples(
+    {"image": IMAGE}, {"labels": RIGHT["logits"].argmax(axis=-1)[: THOROUGH.real_inputs]}
+)
+
+
+def opened(run: Any) -> Any:
+    return run
+
+
+def measured(*runs: Any, models: tuple[Arrays, ...] = (RIGHT,)) -> Parity:
+    """What the gate finds of a runner, and of further ways to run the same file."""
+    expected = ExpectedAnswers(COMPONENT, SAMPLES, RIGHT, lambda _: [*models])
+    return measure([partial(opened, each) for each in runs], expected, "fp32", {})
+
+
+def above(parity: Parity) -> set[str]:
+    """The figures above their thresholds."""
+    return set(exceeded(parity.figures, parity.thresholds))
+
+
 @pytest.mark.parametrize("case", RUNNERS)
 def test_each_wrong_answer_has_its_figure(case: str) -> None:
     run, expected = RUNNERS[case]
-    rng = np.random.default_rng(0)
-    image = rng.integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
-    labels = truth({"image": image})["logits"].argmax(axis=-1)[: THOROUGH.real_inputs]
-    samples = Samples({"image": image}, {"labels": labels})
-    right = truth({"image": image})
-    expected_answers = ExpectedAnswers(COMPONENT, samples, right, lambda _: [right])
-    parity = measure([lambda: run], expected_answers, "fp32", {})
-    actual = set(exceeded(parity.figures, parity.thresholds))
+    parity = measured(run)
     # What is not a number also loses its cosine; the figures named are the least expected.
-    assert expected <= actual and parity.passed == (not expected)
-    assert actual - expected <= {"one_minus_cosine"}
+    assert expected <= above(parity) and parity.passed == (not expected)
+    assert above(parity) - expected <= {"one_minus_cosine"}
 
 
 def test_a_row_that_float32_cannot_hold_is_held_against_the_model_in_float32() -> None:
-    image = np.random.default_rng(0).integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
-    right = truth({"image": image})
-    labels = right["logits"].argmax(axis=-1)[: THOROUGH.real_inputs]
-    samples = Samples({"image": image}, {"labels": labels})
-
     def figures(actual: float, own: float, rows: slice) -> tuple[bool, dict[str, float]]:
         def off(by: float) -> dict[str, np.ndarray]:
-            embedding = right["embedding"].copy()
+            embedding = RIGHT["embedding"].copy()
             embedding[rows] *= 1 + by
-            return {**right, "embedding": embedding}
+            return {**RIGHT, "embedding": embedding}
 
-        place = {row.tobytes(): number for number, row in enumerate(image)}
+        place = {row.tobytes(): number for number, row in enumerate(IMAGE)}
         answers = off(actual)
 
         def run(inputs: Any) -> Any:
             asked = [place[row.tobytes()] for row in inputs["image"]]
             return {name: answer[asked] for name, answer in answers.items()}
 
-        expected = ExpectedAnswers(COMPONENT, samples, right, lambda _: [right, off(own)])
-        parity = measure([lambda: run], expected, "fp32", {})
+        parity = measured(run, models=(RIGHT, off(own)))
         return parity.passed, parity.figures
 
     few, many = slice(5, 7), slice(0, 100)
@@ -307,43 +315,27 @@ def test_a_broken_invariant_fails_the_gate() -> None:
     assert exceeded(broken, THRESHOLDS["fp32"]) == ["op_laws"]
 
 
-def opened(run: Any) -> Any:
-    return run
-
-
-def asked(run: Any, *others: Any) -> set[str]:
-    """The figures above their thresholds, of a runner and of further ways to run the same file."""
-    image = np.random.default_rng(0).integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
-    right = truth({"image": image})
-    labels = right["logits"].argmax(axis=-1)[: THOROUGH.real_inputs]
-    samples = Samples({"image": image}, {"labels": labels})
-    expected = ExpectedAnswers(COMPONENT, samples, right, lambda _: [right])
-    parity = measure([partial(opened, each) for each in (run, *others)], expected, "fp32", {})
-    return set(exceeded(parity.figures, parity.thresholds))
-
-
 def test_a_runtime_that_answers_from_memory_is_noticed() -> None:
-    image = np.random.default_rng(0).integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
-    known, place = truth({"image": image}), 0
+    place = 0
 
     def remembered(inputs: Arrays) -> Arrays:
         nonlocal place
         rows = np.arange(place, place + len(inputs["image"])) % 320
         place += len(inputs["image"])
-        return {name: each[rows] for name, each in known.items()}
+        return {name: each[rows] for name, each in RIGHT.items()}
 
-    assert {"relative_error", "row_isolation"} <= asked(remembered)
+    assert {"relative_error", "row_isolation"} <= above(measured(remembered))
 
 
 @pytest.mark.parametrize("size", (1, 2, 7))
 def test_every_size_of_a_batch_is_asked(size: int) -> None:
     run = changed("logits", lambda v: v * (1 + 4e-4 * (len(v) == size)))
-    assert asked(run) == {"row_isolation"}
+    assert above(measured(run)) == {"row_isolation"}
 
 
 def test_a_file_is_right_in_every_way_to_run_it() -> None:
-    assert asked(truth, truth) == set()
-    assert asked(truth, RUNNERS["scaled logits"][0]) == {"relative_error"}
+    assert above(measured(truth, truth)) == set()
+    assert above(measured(truth, RUNNERS["scaled logits"][0])) == {"relative_error"}
 
 
 def test_errors_are_shares_of_a_number_and_of_the_largest() -> None:

@@ -324,10 +324,7 @@ def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
         (["--risk", "0.1,0.2", "--name", "a" * 45], f"--name is '{'a' * 45}-0.1', expected"),
         (["--risk", "1e-15"], "--risk 1e-15: more than 100,000,000 samples would be needed"),
         (["--confidence", "1"], "--confidence: found 1.0, expected"),
-        (
-            ["--min-ari", "0.9"],
-            "--min-ari 0.9: compares segmentations, but .* with classes",
-        ),
+        (["--min-ari", "0.9"], "--min-ari 0.9: compares segmentations, but .* with classes"),
         (["--min-ari", "0"], "--min-ari: found 0.0, expected above 0"),
         (["--steps", "9"], "--steps: found 9, expected .* at most 4"),
         (["--name", "../x"], "--name is '../x', expected"),

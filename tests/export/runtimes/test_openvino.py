@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[cpu]'")
-
 import onnx
+import pytest
 import tiny_artefacts as tiny
 from family_folders import exported, family_folder
 from folder_store import stored
@@ -33,10 +29,6 @@ from saccade.exporter.runtimes.runtime import peers_of
 from saccade.models.families import FAMILIES
 from saccade.serving.repository.preflight.model_checks import differences
 from saccade.serving.repository.stored_sample import samples
-
-needs_openvino = pytest.mark.skipif(
-    not OPENVINO.is_here(), reason="openvino is not installed: pip install '.[openvino]'"
-)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +68,6 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     return given
 
 
-@needs_openvino
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "nac"])
 def test_every_component_answers_as_in_onnxruntime(family: str) -> None:
     folder = ArtefactFolder(family_folder(family))
@@ -90,7 +81,6 @@ def test_every_component_answers_as_in_onnxruntime(family: str) -> None:
             assert not [*differences(answers, sample.answers, manifest)], manifest.variant.name
 
 
-@needs_openvino
 def test_a_variant_is_computed_in_its_type(typed, int8, compiled) -> None:
     for folder in (typed, int8):
         expected = samples(folder)
@@ -135,7 +125,6 @@ def test_the_body_of_an_op_keeps_its_types(typed) -> None:
     assert not graphs.computes_bf16(inlined) and not graphs.is_changed(inlined)
 
 
-@needs_openvino
 def test_the_gate_also_runs_what_openvino_computes_differently(typed, int8, monkeypatch) -> None:
     assert "openvino" in peers_of(int8, int8.manifests[0])
     assert "openvino" not in peers_of(typed, of(typed, "fp32"))
@@ -144,7 +133,6 @@ def test_the_gate_also_runs_what_openvino_computes_differently(typed, int8, monk
         assert ("openvino" in peers_of(typed, of(typed, "bf16"))) == here
 
 
-@needs_openvino
 def test_what_it_cannot_read_or_run_is_one_message(typed, tmp_path) -> None:
     manifest = of(typed, "fp32")
     broken = tmp_path / manifest.file.name

@@ -191,10 +191,7 @@ ARRAYS = {
     "pickled objects": ({"images": IMAGES, "labels": LABELS.astype(object)}, "plain arrays"),
     "flat images": ({"images": IMAGES[:, 0], "labels": LABELS}, "expected uint8 .*n, h, w."),
     "two channels": ({"images": np.stack([IMAGES] * 2, -1), "labels": LABELS}, "expected .*n, h"),
-    "a label too few": (
-        {"images": IMAGES, "labels": LABELS[1:]},
-        "as labels, .* each of the 20 rows",
-    ),
+    "a label too few": ({"images": IMAGES, "labels": LABELS[1:]}, "as labels, .* each of the 20 r"),
     "labels with fractions": ({"images": IMAGES, "labels": LABELS / 2}, "whole number"),
     "labels that are spans of time": (
         {"images": IMAGES, "labels": LABELS.astype("m8[s]")},

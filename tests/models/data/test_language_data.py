@@ -138,10 +138,7 @@ def _nameless(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "message"),
     (
-        (
-            _instances,
-            "annotation 1: found the fields bbox, caption, id, image_id, expected image_id",
-        ),
+        (_instances, "annotation 1: found the fields bbox, caption, id, image_id, expected image_"),
         (_foreign_image, "found a caption of image_id 777, which is not among the 18 images"),
         (_listed_id, "annotation 4: found [7] as image_id, expected a whole number"),
         (_nameless, "image 2: found the fields height, id, license, width"),

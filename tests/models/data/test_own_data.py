@@ -402,10 +402,7 @@ REFUSED: dict[str, tuple[Callable[[Path], str], str]] = {
         members("a.png", "a.cls", "b.png", "b.cls", "a.png", "a.cls"),
         "sample 'a' occurs again",
     ),
-    "a label that is no object": (
-        members("a.png", "a.json"),
-        "'.json', 'image', expected one of l",
-    ),
+    "a label that is no object": (members("a.png", "a.json"), "'.json', 'image', expected one of"),
     "half a tar": (cut_tar, "cannot be read as a tar file .*it has no end"),
     "an empty tar": (members(), "found no rows"),
     "text as a tar": (text_file("x.tar"), "x.tar: .* a tar file .*compressed already"),

@@ -161,19 +161,13 @@ def shard(**members: str) -> Make:
 
 
 REFUSED: dict[str, tuple[Make, str]] = {
-    "no sentence": (
-        table("image,caption", "a.png,hi", "a.png,"),
-        "row 2.*found '' in column 'capt",
-    ),
+    "no sentence": (table("image,caption", "a.png,hi", "a.png,"), "row 2.*found '' in column 'cap"),
     "no image": (table("image,caption", "a.png,hi", "b.png,hi"), "row 2: b.png: no such file in"),
     "two splits": (
         table("image,caption,split", "a.png,hi,train", "a.png,ho,test"),
         "row 2: a.png: found the split test, but row 1 has the same image in train",
     ),
-    "labels alone": (
-        table("image,label", "a.png,cat"),
-        "found the columns 'image', 'label', expec",
-    ),
+    "labels alone": (table("image,label", "a.png,cat"), "found the columns 'image', 'label', expe"),
     "Parquet without sentences": (parquet(image=[b"x"], label=[1]), "expected one of sentences: "),
     "Parquet of a null": (
         parquet(image=[b"x"], caption=[None]),
@@ -185,14 +179,8 @@ REFUSED: dict[str, tuple[Make, str]] = {
     ),
     "an empty text": (shard(png="x", txt=" \n "), r"'a': found \[\] in column '.txt', expected a"),
     "an object without": (shard(png="x", json="{}"), "'.json', 'image', expected one of sentences"),
-    "no text": (
-        shard(png="x", cls="1"),
-        "columns '.cls', 'image', expected one of sentences: .txt",
-    ),
-    "no such data": (
-        lambda folder: str(folder / "nothing"),
-        "neither a name nor a path. Pass a .c",
-    ),
+    "no text": (shard(png="x", cls="1"), "columns '.cls', 'image', expected one of sentences: .tx"),
+    "no such data": (lambda folder: str(folder / "nothing"), "neither a name nor a path. Pass a"),
 }
 
 

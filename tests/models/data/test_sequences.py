@@ -265,9 +265,7 @@ WRONG: dict[str, tuple[Input, Callable[[Path], str], str]] = {
     "no text": (BYTES, bad_row('"",bad,train'), "row 3: found '' in column 'text'"),
     "no label": (BYTES, bad_row('"a",,train'), "row 3: found '' in column 'label'"),
     "a split": (BYTES, bad_row('"a",bad,later'), "row 3: found 'later' in column 'split'"),
-    "a column": (
-        BYTES, lambda place: str(csv_file(place, words=TEXTS)), "expected one of texts: sentence",
-    ),
+    "a column": (BYTES, lambda place: str(csv_file(place, words=TEXTS)), "expected one of texts:"),
     "no rows": (
         BYTES,
         lambda place: (place / "a.csv").write_text("text,label\n") and str(place / "a.csv"),

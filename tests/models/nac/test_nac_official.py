@@ -104,10 +104,7 @@ REFUSED = {
     "unknown form": (None, "none of the templates that the authors ship.*--config"),
     "no arguments": ({"dim": 3}, "no latent_graph_kwargs"),
     "heads": (("latent_graph_kwargs", "head_dim", 4), "not a multiple of the head width 4"),
-    "shared propagators": (
-        ("latent_graph_kwargs", "num_iterations", 4),
-        "num_iterations 4.*have 2",
-    ),
+    "shared propagators": (("latent_graph_kwargs", "num_iterations", 4), "iterations 4.*have 2"),
     "half a union": (
         ("latent_graph_kwargs", "enable_input_output_communication", True),
         "ExpectedAnswers True, True, False",

@@ -132,10 +132,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"input_size": [12, 12]},
         "input_size is .*expected a list of 3 values, each a whole",
     ),
-    "an unknown filter": (
-        {"interpolation": "random"},
-        "interpolation is 'random', expected one of near",
-    ),
+    "an unknown filter": ({"interpolation": "random"}, "interpolation is 'random', expected one o"),
     "an unknown crop": ({"crop_mode": "corner"}, "crop_mode is 'corner', expected one of center"),
     "a crop of nothing": ({"crop_pct": -1}, "crop_pct is -1, expected at least 0 and at most 1"),
     "one mean too few": ({"mean": [0.1, 0.2]}, "mean is .*expected 3 finite numbers"),

@@ -98,10 +98,7 @@ def test_what_the_training_cannot_use_is_said_at_once(states, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"tokens": None},
-            r"found arrays .*, expected tokens, lengths and labels \(tokens is miss",
-        ),
+        ({"tokens": None}, r"found arrays .*, expected tokens, lengths and labels \(tokens is mis"),
         ({"tokens": np.zeros((TEXTS, MOST, WIDTH))}, "float64 .* as tokens, expected float32"),
         ({"tokens": np.zeros((TEXTS, MOST), np.float32)}, r"expected float32 \(texts, tokens, wi"),
         ({"lengths": np.ones(TEXTS)}, r"float64 \(300,\) as lengths, expected one whole n"),

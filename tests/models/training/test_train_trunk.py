@@ -162,12 +162,7 @@ def test_fields_beside_the_trunk(trained: Trained) -> None:
 
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "two starts": ("sot", "vit", {"init": "shipped:sot-shapes"}, "--init .* both given"),
-    "no trunk to take": (
-        "slot-attention",
-        "vit",
-        {},
-        r"place .*images\. Leave .*sparo, sot",
-    ),
+    "no trunk to take": ("slot-attention", "vit", {}, r"place .*images\. Leave .*sparo, sot"),
     "no trunk to give": ("sot", "shipped:slots-tetrominoes", {}, "-attention has no trunk of im"),
     "a file of another network": (
         "vqa",
@@ -176,12 +171,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "found the weights of transformers, .* saccade convert transformers .*vit/model.safet",
     ),
     "damaged file": ("vqa", "junk.pth", {}, r"junk\.pth: truncated or damaged"),
-    "another tokenizer": (
-        "sot",
-        "shipped:digits-sum",
-        {},
-        "the tokenizer 'conv', not",
-    ),
+    "another tokenizer": ("sot", "shipped:digits-sum", {}, "the tokenizer 'conv', not"),
     "a stem": ("nac", "stem", {}, "found a trunk with resnet embedding"),
     "nothing": ("sot", "nowhere", {}, "nowhere.*no such file"),
     "a folder of other things": ("sot", ".", {}, "has neither config.json with model_type"),
