@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report shows every variant, alone and offline, from its JSON."""
 
-import io
 import json
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from places import ROOT
-from report_figures import figures, file, point, with_examples, with_policies
+from report_figures import figures, file, point, shown, with_examples, with_policies
 
 from saccade.core.errors import SaccadeError
-from saccade.serving.bench import report
+from saccade.serving.bench import picture, report
 from saccade.serving.bench.figures import throughput_of
 from saccade.serving.bench.picture import frontier_png
 
@@ -26,16 +24,8 @@ def full():
     return figures()
 
 
-def rendered(content: Any) -> str:
-    from rich.console import Console
-
-    stream = io.StringIO()
-    Console(file=stream, width=80).print(content)
-    return stream.getvalue()
-
-
 def test_the_tables_hold_every_variant_and_fit_80_columns(full):
-    text = rendered(report.render(full))
+    text = shown(report.render(full))
     for variant in full["variants"]:
         assert text.count(variant["variant"]) >= 4
     assert "…" not in text
@@ -50,7 +40,7 @@ def test_without_a_server_the_report_says_so(full, tmp_path):
     for variant in full["variants"]:
         variant["grpc"] = None
     report.write_report(full, tmp_path)
-    text = rendered(report.render(full))
+    text = shown(report.render(full))
     assert "Latency" not in text and "without a server" in text
     assert "gRPC x" not in (tmp_path / "report.html").read_text()
 
@@ -59,7 +49,7 @@ def test_a_busy_machine_and_rounds_that_differ_are_in_the_head(full):
     assert "Noisy" not in report.summary(full)
     full["machine"] |= {"load_average": 6.24, "cores": 2}
     assert "load average was 6.2 on 2 cores at the start" in report.summary(full)
-    assert "load average was 6.2" in rendered(report.render(full))
+    assert "load average was 6.2" in shown(report.render(full))
     full["machine"]["load_average"] = 0.4
     full["variants"][1]["grpc"]["concurrency_16"]["inferences_per_second_rounds"] = [300, 480]
     assert "rounds of one variant differ by up to 1.6 times" in report.summary(full)
@@ -68,10 +58,10 @@ def test_a_busy_machine_and_rounds_that_differ_are_in_the_head(full):
 
 
 def test_policies_are_beside_the_fixed_budgets(full, tmp_path):
-    assert "Policies" not in rendered(report.render(full))
+    assert "Policies" not in shown(report.render(full))
     assert report.page(full, b"").count("policy auto") == 0
     with_policies(full)
-    text = rendered(report.render(full))
+    text = shown(report.render(full))
     assert re.search(r"auto +92\.50 +90\.5-94\.5 +99\.20 +1 +2,100 +2\.5 +2\.2-2\.9", text)
     assert re.search(r"auto +1 +nac-b0125-fp32 +70\.0 +0\.8000", text) and "…" not in text
     told = " ".join(text.split())
@@ -83,8 +73,6 @@ def test_policies_are_beside_the_fixed_budgets(full, tmp_path):
 
 
 def test_the_picture_of_policies_is_of_speeds_that_both_have(full):
-    from saccade.serving.bench import picture
-
     axes = picture.frontier_figure(with_policies(full)).axes[0]
     assert "in process" in axes.get_xlabel()
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fixed budget", "policy"]
@@ -94,8 +82,6 @@ def test_the_picture_of_policies_is_of_speeds_that_both_have(full):
 
 
 def test_dominated_variants_are_marked_in_the_picture_and_off_the_staircase(full):
-    from saccade.serving.bench import picture
-
     axes = picture.frontier_figure(full).axes[0]
     assert axes.lines[0].get_xydata().tolist() == [[3900, 88], [420, 93]]
     words = [text.get_text() for text in axes.texts]
@@ -136,7 +122,7 @@ def codes(full):
 
 
 def test_another_unit_and_a_second_component_read_well(codes, tmp_path):
-    text = rendered(report.render(codes))
+    text = shown(report.render(codes))
     assert "…" not in text
     # No per cent where there is none, a share beside it still in per cent.
     assert re.search(r"nac-b0500-fp32 .*8,192 +1\.250 +1\.150-1\.300", text)
@@ -150,8 +136,6 @@ def test_another_unit_and_a_second_component_read_well(codes, tmp_path):
 
 
 def test_the_frontier_of_codes_is_score_against_bytes(codes):
-    from saccade.serving.bench import picture
-
     axes = picture.frontier_figure(codes).axes[0]
     assert axes.lines[0].get_xydata().tolist() == [[4096, -0.1], [8192, 1.25]]
     assert axes.get_xlabel() == "Bytes per embedding"

@@ -190,17 +190,12 @@ def faults(runtime: dict[str, Any], service: dict[str, Any]) -> list[str]:
         unknown += [f"{where} has {field}" for field in sorted(set(given) - known)]
     if (runtime["apiVersion"], runtime["kind"]) != ("serving.kserve.io/v1alpha1", "ServingRuntime"):
         unknown.append("kind of the runtime")
-    if (service["apiVersion"], service["kind"]) != (
-        "serving.kserve.io/v1beta1",
-        "InferenceService",
-    ):
+    kind = "serving.kserve.io/v1beta1", "InferenceService"
+    if (service["apiVersion"], service["kind"]) != kind:
         unknown.append("kind of the service")
     if model["runtime"] != runtime["metadata"]["name"]:
         unknown.append("no such runtime")
-    formats = {
-        (supportedmodelformat["name"], supportedmodelformat["version"])
-        for supportedmodelformat in spec["supportedModelFormats"]
-    }
+    formats = {(each["name"], each["version"]) for each in spec["supportedModelFormats"]}
     if (model["modelFormat"]["name"], model["modelFormat"]["version"]) not in formats:
         unknown.append("no such format")
     if model["protocolVersion"] not in spec["protocolVersions"]:
@@ -230,8 +225,7 @@ def test_kserves_container_is_the_deployments_elsewhere():
     spec = runtime["spec"]
     (container,) = spec["containers"]
     inside = [
-        argument.replace("=/models", "=/mnt/models")
-        for argument in container_arguments(Requirements())
+        each.replace("=/models", "=/mnt/models") for each in container_arguments(Requirements())
     ]
     assert container["args"] == ["tritonserver", *inside]
     pod = {"containers": [container], "volumes": spec["volumes"]}
