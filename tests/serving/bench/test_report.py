@@ -1,14 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report shows every variant, alone and offline, from its JSON."""
+"""The report shows every variant, alone and offline, from its JSON; labels stay apart."""
 
 import json
 import re
 import subprocess
 import sys
+from itertools import combinations
+from typing import Any
 
+import numpy as np
 import pytest
 from places import ROOT
-from report_figures import figures, file, point, shown, with_examples, with_policies
+from report_figures import (
+    figures,
+    file,
+    measured_policy,
+    point,
+    shown,
+    variant,
+    with_examples,
+    with_policies,
+)
 
 from saccade.core.errors import SaccadeError
 from saccade.serving.bench import picture, report
@@ -18,6 +30,8 @@ from saccade.serving.bench.picture import frontier_png
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install '.[bench]'")
 pytest.importorskip("plotly", reason="plotly is not installed: pip install '.[bench]'")
 
+from matplotlib.path import Path
+
 
 @pytest.fixture
 def full():
@@ -26,8 +40,8 @@ def full():
 
 def test_the_tables_hold_every_variant_and_fit_80_columns(full):
     text = shown(report.render(full))
-    for variant in full["variants"]:
-        assert text.count(variant["variant"]) >= 4
+    for each in full["variants"]:
+        assert text.count(each["variant"]) >= 4
     assert "…" not in text
     assert re.search(r"nac-b0500-fp32 .*85\.00 .*nac-b1000-fp32", text)
     assert re.search(r"nac-b0125-fp32 .*7,800 .*3,900", text)
@@ -37,8 +51,8 @@ def test_the_tables_hold_every_variant_and_fit_80_columns(full):
 
 def test_without_a_server_the_report_says_so(full, tmp_path):
     full["server"] = None
-    for variant in full["variants"]:
-        variant["grpc"] = None
+    for each in full["variants"]:
+        each["grpc"] = None
     report.write_report(full, tmp_path)
     text = shown(report.render(full))
     assert "Latency" not in text and "without a server" in text
@@ -186,3 +200,73 @@ def test_a_foreign_report_is_refused(content, tmp_path):
     (tmp_path / "report.json").write_text(content)
     with pytest.raises(SaccadeError, match="saccade bench"):
         report.read_report(tmp_path / "report.json")
+
+
+def crowded() -> dict[str, Any]:
+    """Return a report of seven variants and four policies, of which three are nearly equal."""
+    content = figures()
+    content["server"] = None
+    rates = (216, 290, 430, 800, 980, 1500, 2500)
+    scores = (0.924, 0.9238, 0.925, 0.9242, 0.925, 0.921, 0.884)
+    budgets = (1, 0.75, 0.5, 0.25, 0.2, 0.125, 0.0625)
+    content["variants"] = [
+        variant(budget, score, rate, None) | {"grpc": None}
+        for budget, score, rate in zip(budgets, scores, rates, strict=True)
+    ]
+    content["policies"] = [
+        measured_policy()
+        | {"policy": f"auto-{risk}", "times_full": {"times": rate / 432, "interval": None}}
+        | {"in_process": {"best_batch": 8, "batch_8": point(rate, 0.5)}}
+        for risk, rate in ((0.005, 1000), (0.01, 1050), (0.02, 1100), (0.05, 2900))
+    ]
+    return content
+
+
+def drawn_labels(content: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray, Any]:
+    """Return the labels of a picture with their boxes, its points, and its axes."""
+    figure = picture.frontier_figure(content)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    places = [line.get_xydata()[0] for line in axes.lines if line.get_zorder() >= 3]
+    boxes = {text.get_text(): text.get_window_extent().extents for text in axes.texts}
+    return boxes, axes.transData.transform(places), axes
+
+
+def test_labels_of_nearly_equal_points_do_not_touch() -> None:
+    boxes, points, axes = drawn_labels(crowded())
+    assert len(boxes) == len(points) == 11 and "auto-0.02 · 2.5x" in boxes
+    inside = axes.get_window_extent().extents
+    (legend,) = [axes.get_legend().get_window_extent().extents]
+    for name, box in boxes.items():
+        others = [other for label, other in boxes.items() if label != name] + [legend]
+        for other in others:
+            apart = (box[:2] >= other[2:]).any() or (other[:2] >= box[2:]).any()
+            assert apart, f"{name}: {box} touches {other}"
+        covered = ((points > box[:2]) & (points < box[2:])).all(1)
+        assert not covered.any(), f"{name} covers a point"
+        assert (box[:2] >= inside[:2]).all() and (box[2:] <= inside[2:]).all(), name
+
+
+def test_lines_lead_from_policies_to_their_labels_and_do_not_cross() -> None:
+    boxes, points, axes = drawn_labels(crowded())
+    lines = [line for line in axes.lines if line.get_zorder() == 2.4]
+    assert len(lines) >= 4
+    ends = [axes.transData.transform(line.get_xydata()) for line in lines]
+    for (x, y), (to_x, to_y) in ends:
+        assert np.isclose(points, (x, y), atol=0.5).all(1).any()
+        assert any(
+            box[0] - 1 <= to_x <= box[2] + 1 and box[1] - 1 <= to_y <= box[3] + 1
+            for box in boxes.values()
+        )
+    paths = [Path(each) for each in ends]
+    assert not any(one.intersects_path(other) for one, other in combinations(paths, 2))
+
+
+def test_labels_of_equal_points_stay_in_the_picture() -> None:
+    content = crowded()
+    for one in content["policies"]:
+        one["in_process"] = content["policies"][0]["in_process"]
+    boxes, _, axes = drawn_labels(content)
+    inside = axes.get_window_extent().extents
+    for box in boxes.values():
+        assert (box[:2] >= inside[:2]).all() and (box[2:] <= inside[2:]).all()
