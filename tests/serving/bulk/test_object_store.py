@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What bulk jobs list and refuse, and inputs from a real S3 server, and answers into it."""
 
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from object_store import ObjectStore, program
-from PIL import Image
+from picture_files import png
 from tiny_artefacts import artefacts
 
 from saccade.core.errors import SaccadeError
@@ -48,10 +47,8 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fill(place: Place) -> None:
     for index in range(COUNT):
-        file = io.BytesIO()
         pixels = np.random.default_rng(index).integers(0, 256, (9, 7), dtype=np.uint8)
-        Image.fromarray(pixels).save(file, "PNG")
-        place.join(f"{index:02}.png").write(file.getvalue())
+        place.join(f"{index:02}.png").write(png(pixels))
 
 
 def test_from_and_into_a_bucket(store: ObjectStore, artefact: Path, tmp_path: Path) -> None:

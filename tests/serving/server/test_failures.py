@@ -3,7 +3,6 @@
 
 import asyncio
 import functools
-import io
 import os
 import signal
 import threading
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from chaos.processes import below, command_of, process
 from metric_pages import numbers_in, page_of
+from picture_files import png
 from PIL import Image
 
 from saccade.core.errors import ServerFailed
@@ -270,9 +270,7 @@ def watched(needs_server, tiny_repository):
 
 def picture(side: int) -> bytes:
     """A grey PNG: few bytes, and yet as long to decode as a photograph."""
-    file = io.BytesIO()
-    Image.new("L", (side, side), 90).save(file, "PNG")
-    return file.getvalue()
+    return png(Image.new("L", (side, side), 90))
 
 
 def test_overload_ends_in_refusals_and_never_in_a_restart(watched):
