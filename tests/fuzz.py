@@ -82,15 +82,10 @@ def fuzz(name: str, examples: int, seconds: float, first: int) -> dict[str, Any]
                 slowest, slowest_seed = took, seed
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
-        "examples": sum(ended.values()),
-        "first_seed": first,
-        **ended,
-        "failures": failures[:KEPT],
-        "slowest_seconds": round(slowest, 3),
-        "slowest_seed": slowest_seed,
-        "largest_mib": round(after),
-        "before_mib": round(before),
-    }
+        "examples": sum(ended.values()), "first_seed": first, **ended, "failures": failures[:KEPT],
+        "slowest_seconds": round(slowest, 3), "slowest_seed": slowest_seed,
+        "largest_mib": round(after), "before_mib": round(before),
+    }  # fmt: skip
 
 
 def timed(run: Callable[[], str]) -> tuple[float, str | dict[str, str]]:

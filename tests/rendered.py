@@ -112,8 +112,6 @@ def _ray_pods(name: str, spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _pod(name: str, template: dict[str, Any]) -> dict[str, Any]:
     labels = template.get("metadata", {}).get("labels", {})
     return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": labels},
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels},
         "spec": template["spec"],
-    }
+    }  # fmt: skip

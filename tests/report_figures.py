@@ -2,9 +2,11 @@
 """The figures of a report as `bench` writes them, without a benchmark."""
 
 import base64
+import io
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from saccade.serving.bench import report
 from saccade.serving.bench.load_requests import png_files
@@ -177,3 +179,10 @@ def hostile(content: dict[str, Any], text: str) -> dict[str, Any]:
             for each, answer in zip(content["variants"], answers, strict=True)
         }
     return content
+
+
+def shown(content: Any, width: int = 80) -> str:
+    """Return what a terminal of that width shows."""
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(content)
+    return stream.getvalue()

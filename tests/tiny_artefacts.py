@@ -165,11 +165,9 @@ def _quantized(model: onnx.ModelProto) -> onnx.ModelProto:
     values = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
     scale = np.float32(np.abs(values["embed"]).max() / 31)
     added = {
-        "weight": np.round(values["embed"] / scale).astype(np.int8),
-        "weight_scale": scale,
-        "pixels_scale": np.float32(255 / 127),
-        "zero": np.int8(0),
-    }
+        "weight": np.round(values["embed"] / scale).astype(np.int8), "weight_scale": scale,
+        "pixels_scale": np.float32(255 / 127), "zero": np.int8(0),
+    }  # fmt: skip
     node = onnx.helper.make_node
     around = [
         node("QuantizeLinear", ["pixels", "pixels_scale", "zero"], ["pixels_8"], name="quantize"),

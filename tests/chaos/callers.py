@@ -20,6 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PAUSE_S = 0.01
+OWN_CHANNEL = [
+    ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000),
+]  # fmt: skip
 _TESTS = Path(__file__).resolve().parent.parent
 
 
@@ -100,12 +104,8 @@ async def _caller(name: str, group: dict[str, Any], url: str, ending: asyncio.Ev
 
     from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
 
-    options = [
-        ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0),
-        ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000),
-    ]  # fmt: skip
     request, first = base64.b64decode(group["request"]), None
-    async with grpc.aio.insecure_channel(url, options=options) as channel:
+    async with grpc.aio.insecure_channel(url, options=OWN_CHANNEL) as channel:
         ask = channel.unary_unary(
             "/inference.GRPCInferenceService/ModelInfer",
             response_deserializer=service_pb2.ModelInferResponse.FromString,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from chaos.callers import OWN_CHANNEL
 from chaos.service import Service
 from saccade.serving.bench.load_requests import request
 from saccade.serving.repository.description import read_repository
@@ -70,14 +71,6 @@ class Scene:
 
             with ThreadPoolExecutor(at_once) as threads:
                 self.heard.update(threads.map(status, messages))
-
-
-OWN_CHANNEL = [
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-]
 
 
 def models_of(repository: Path) -> Models:

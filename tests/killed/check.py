@@ -79,11 +79,9 @@ def _each(
         tallies = bench.all(before)
         run = {
             "command": "python tests/killed/check.py " + " ".join(sys.argv[1:]),
-            "seed": options.seed,
-            "seconds": round(time.monotonic() - begun),
-            "full_disk": disk,
+            "seed": options.seed, "seconds": round(time.monotonic() - begun), "full_disk": disk,
             "machine": this_machine().to_dict(),
-        }
+        }  # fmt: skip
         yield result_of(tallies, run)
 
 

@@ -50,7 +50,7 @@ def _data(given: Path) -> None:
 
 
 def _nac(given: Path) -> None:
-    values = {each.split("=")[0]: int(each.split("=")[1]) for each in _SMALL}
+    values = {each.split("=")[0]: int(each.split("=")[1]) for each in _SMALL.split()}
     import_module("tiny").tiny_nac(given / "nac.safetensors", images=256, **values)
 
 
@@ -93,10 +93,12 @@ _MAKERS = {
     "calibrated": _calibrated, "pictures": _pictures,
 }  # fmt: skip
 
-_SMALL = ("modules=8", "dim=16", "code_dim=8", "signature_dim=4", "propagator_layers=1",
-          "heads=2", "ffn_dim=16", "readout_modules=2")  # fmt: skip
-_DATA = ("--data", "{given}/data.npz")
-_BENCH = ("--no-server", "--seconds", "0.01", "--rounds", "1", "--limit", "8")
+_SMALL = (
+    "modules=8 dim=16 code_dim=8 signature_dim=4 propagator_layers=1 heads=2 ffn_dim=16 "
+    "readout_modules=2"
+)
+_DATA = " --data {given}/data.npz"
+_BENCH = _DATA + " --no-server --seconds 0.01 --rounds 1 --limit 8"
 
 
 def _keep_at_every_step() -> None:
@@ -142,103 +144,78 @@ def _shards_in_this_process() -> None:
     import_module("saccade.serving.bulk.runners").local = local  # type: ignore[attr-defined]
 
 
-_SWEEP = ("sweep", "{given}/nac.safetensors", "--out", "{out}/sweep", *_DATA,
-          "--budget", "1,0.5", "--jobs", "1", *_BENCH)  # fmt: skip
-_KEEPS = ("sweep/.lock", "sweep/sweep.json", "sweep/points", "sweep/artefacts", "sweep/report")
+def _command(
+    name: str,
+    line: str,
+    results: str,
+    requirements: str,
+    prepare: Callable[[], None] = lambda: None,
+    keeps: str = "",
+    **more: Any,
+) -> Command:
+    """Return a command whose words and names are given as texts."""
+    return Command(
+        name, tuple(line.split()), tuple(results.split()), tuple(requirements.split()), prepare,
+        tuple(keeps.split()), **more,
+    )  # fmt: skip
+
+
+_SWEEP = "sweep {given}/nac.safetensors --out {out}/sweep --budget 1,0.5 --jobs 1" + _BENCH
+_KEEPS = "sweep/.lock sweep/sweep.json sweep/points sweep/artefacts sweep/report"
+_AGAIN: dict[str, Any] = {"resume": ("--resume",)}
 
 COMMANDS = {
     each.name: each
     for each in (
-        Command(
-            "train",
-            ("train", "nac", "--out", "{out}/m.safetensors", *_DATA, "--steps", "2",
-             "--batch", "8", "--set", *_SMALL),
-            ("m.safetensors", "m.csv"),
-            ("data",),
-            _keep_at_every_step,
-            keeps=("m.resume.pt", "m.csv"),
-            resume=("--resume",),
+        _command(
+            "train", "train nac --out {out}/m.safetensors --steps 2 --batch 8" + _DATA
+            + " --set " + _SMALL, "m.safetensors m.csv", "data", _keep_at_every_step,
+            "m.resume.pt m.csv", **_AGAIN,
         ),
-        Command(
-            "train, a run folder",
-            ("train", "nac", "--out", "{out}/m", *_DATA, "--steps", "2", "--batch", "8",
-             "--shots", "2", "--set", *_SMALL),
-            ("m",),
-            ("data",),
-            _keep_at_every_step,
-            keeps=("m.resume.pt", "m.resume.csv"),
-            resume=("--resume",), share=0.02,
+        _command(
+            "train, a run folder", "train nac --out {out}/m --steps 2 --batch 8 --shots 2" + _DATA
+            + " --set " + _SMALL, "m", "data", _keep_at_every_step, "m.resume.pt m.resume.csv",
+            share=0.02, **_AGAIN,
         ),
-        Command(
-            "convert",
-            ("convert", "vit", "{given}/authors/model.pth", "--out", "{out}/m.safetensors",
-             "--config", "{given}/authors/config.json", "--labels", "{given}/authors/labels.txt"),
-            ("m.safetensors",),
-            ("authors",),
-            _few_scenes,
+        _command(
+            "convert", "convert vit {given}/authors/model.pth --out {out}/m.safetensors --config "
+            "{given}/authors/config.json --labels {given}/authors/labels.txt", "m.safetensors",
+            "authors", _few_scenes,
         ),
-        Command(
-            "select",
-            ("select", "{given}/sparo.safetensors", "--out", "{out}/slots.json",
-             "--data", "{given}/shapes.npz"),
-            ("slots.json",),
-            ("sparo",),
+        _command(
+            "select", "select {given}/sparo.safetensors --out {out}/slots.json --data "
+            "{given}/shapes.npz", "slots.json", "sparo",
         ),
-        Command("evaluate", ("evaluate", "{given}/nac.safetensors", *_DATA, "--limit", "16"), (),
-                ("data", "nac")),
-        Command(
-            "export",
-            ("export", "{given}/nac.safetensors", "--out", "{out}/m", "--budget", "0.5"),
-            ("m",),
-            ("nac",),
+        _command("evaluate", "evaluate {given}/nac.safetensors --limit 16" + _DATA, "", "data nac"),
+        _command("export", "export {given}/nac.safetensors --out {out}/m --budget 0.5", "m", "nac"),
+        _command(
+            "build", "build {given}/artefacts --out {out}/engines --engine tensorrt --variant "
+            "tiny-b0500-fp32", "engines", "artefacts", _fake_tensorrt,
         ),
-        Command(
-            "build",
-            ("build", "{given}/artefacts", "--out", "{out}/engines", "--engine", "tensorrt",
-             "--variant", "tiny-b0500-fp32"),
-            ("engines",),
-            ("artefacts",),
-            _fake_tensorrt,
+        _command(
+            "repository", "repository {given}/artefacts --out {out}/repository", "repository",
+            "artefacts",
         ),
-        Command(
-            "repository",
-            ("repository", "{given}/artefacts", "--out", "{out}/repository"),
-            ("repository",),
-            ("artefacts",),
+        _command(
+            "bench", "bench {out}/exported --out {out}/report" + _BENCH, "report exported",
+            "data nac", changes=("exported",),
         ),
-        Command(
-            "bench",
-            ("bench", "{out}/exported", "--out", "{out}/report", *_DATA, *_BENCH),
-            ("report", "exported"),
-            ("data", "nac"),
-            changes=("exported",),
+        _command(
+            "calibrate", "calibrate {out}/calibrated --data {given}/noise.npz --risk 0.5",
+            "calibrated", "calibrated", changes=("calibrated",), spare=".policy.npz", forces=False,
         ),
-        Command(
-            "calibrate",
-            ("calibrate", "{out}/calibrated", "--data", "{given}/noise.npz", "--risk", "0.5"),
-            ("calibrated",),
-            ("calibrated",),
-            changes=("calibrated",),
-            spare=".policy.npz",
-            forces=False,
-        ),
-        Command(
-            "sweep", _SWEEP, ("sweep",), ("data", "nac"), _points_in_this_process, _KEEPS,
+        _command(
+            "sweep", _SWEEP, "sweep", "data nac", _points_in_this_process, _KEEPS,
             resumes_alone=True,
         ),
-        Command(
-            "sweep, its processes", _SWEEP, ("sweep",), ("data", "nac"), keeps=_KEEPS,
-            resumes_alone=True, share=0.02,
+        _command(
+            "sweep, its processes", _SWEEP, "sweep", "data nac", keeps=_KEEPS, resumes_alone=True,
+            share=0.02,
         ),
-        Command(
-            "bulk",
-            ("bulk", "{given}/artefacts", "--input", "{given}/pictures", "--out", "{out}/bulk",
-             "--shard", "2", "--workers", "1"),
-            ("bulk",),
-            ("artefacts", "pictures"),
-            _shards_in_this_process,
-            ("bulk/_plan", "bulk/answers", "bulk/manifest.json", "bulk/_SUCCESS"),
-            resumes_alone=True,
+        _command(
+            "bulk", "bulk {given}/artefacts --input {given}/pictures --out {out}/bulk --shard 2 "
+            "--workers 1", "bulk", "artefacts pictures", _shards_in_this_process,
+            "bulk/_plan bulk/answers bulk/manifest.json bulk/_SUCCESS", resumes_alone=True,
         ),
     )
 }  # fmt: skip

@@ -45,7 +45,7 @@ CLASSES = {
         "serving/server/test_served_copy.py::test_a_link_is_refused_by_every_reader",
     )),
     "numeric overflow": Closed((
-        "serving/router/test_classes.py::test_classes_over_grpc",
+        "serving/router/test_router.py::test_classes_over_grpc",
         "serving/router/test_lanes.py::test_a_timeout_that_is_none_never_reaches_a_lane",
         "export/artefact/test_hostile_manifests.py::test_manifest_names_the_value",
         "export/artefact/test_hostile_manifests.py::test_frontier_names_the_value",

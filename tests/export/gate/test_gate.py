@@ -30,6 +30,7 @@ from saccade.exporter.gate.metrics import (
     thresholds_of,
     top1_flips,
 )
+from saccade.exporter.gate.reference import ExpectedAnswers
 from saccade.exporter.gate.report import GateReport, VariantReport, loosened
 from saccade.exporter.graph.samples import THOROUGH, GateSizes, Samples, samples_of
 from saccade.models.interface import Component, TensorSpec, component_named

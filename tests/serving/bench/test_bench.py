@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from folder_walk import MOST, openings, walked
 from policy_files import write_policy
+from report_figures import shown
 
 from saccade.core.errors import MissingPackage, SaccadeError, ShapeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import read_frontier
 from saccade.exporter.evaluation.evaluated_model import trained_on
+from saccade.models.checkpoint import load, save
 from saccade.models.data.datasets import load_data
 from saccade.serving.bench import bench as bench_module
 from saccade.serving.bench import in_process
@@ -100,8 +102,6 @@ def test_every_variant_is_measured_in_process_and_served(served):
 def test_the_score_is_the_hand_count_on_the_test_split(served, data, tiny_folder):
     import onnxruntime
 
-    from saccade.models.data.datasets import load_data
-
     test = load_data(str(data), "test")
     for variant in served.full["variants"]:
         path = str(tiny_folder / f"{variant['variant']}.onnx")
@@ -138,7 +138,7 @@ def test_a_policy_is_measured_in_process_and_served(served):
     assert policy["samples"]["grpc"]["router_concurrency_4"][0]["latencies_ms"]
     assert not {"samples"} & {*served.to_dict()["policies"][0]}
     assert entry.times_full_served is not None and entry.times_full.interval is None  # one round
-    text = rendered(served)
+    text = shown(served.to_text(), 200)
     assert "Policy auto" in text and "not shown to be faster" in text
     assert "Policy auto" in (served.folder / "report.html").read_text()
 
@@ -156,7 +156,7 @@ def test_a_quick_look_leaves_the_full_measurement(served, data, tmp_path):
     assert (folder / "frontier.json").read_bytes() == before
     assert (tmp_path / "quick" / "report.html").exists()
     assert looked.to_dict()["frontier_kept"][0] == ("nac-b1000-fp32: 20 instead of 80 test samples")
-    assert "--replace-frontier" in rendered(looked)
+    assert "--replace-frontier" in shown(looked.to_text(), 200)
     options = BenchOptions(
         tmp_path / "again", str(data), split="val", replace_frontier=True, **quick
     )
@@ -165,7 +165,7 @@ def test_a_quick_look_leaves_the_full_measurement(served, data, tmp_path):
     report = json.loads((tmp_path / "again" / "report.json").read_bytes())
     held_out = load_data(str(data), "validation").sha256
     assert (report["data"]["split"], report["data"]["sha256"]) == ("validation", held_out)
-    assert "on the validation split of" in rendered(again)
+    assert "on the validation split of" in shown(again.to_text(), 200)
     assert {one.score.n for one in read_frontier(folder / "frontier.json").entries} == {20}
 
 
@@ -180,7 +180,7 @@ def test_a_server_that_runs_is_measured_as_it_is(server, data, tmp_path):
         assert set(one["points"]) == {"1", "2"} and one["score"]["n"] == 40
         assert len(one["points"]["1"]["inferences_per_second_rounds"]) == 2
     assert sorted(path.name for path in out.iterdir()) == ["report.json"]
-    assert "No frontier.json was changed" in " ".join(rendered(made).split())
+    assert "No frontier.json was changed" in " ".join(shown(made.to_text(), 200).split())
     with pytest.raises(SaccadeError, match="found both, expected a folder"):
         bench(tmp_path, BenchOptions(tmp_path / "other", url=server.url))
     with pytest.raises(SaccadeError, match="found neither, expected a folder"):
@@ -189,14 +189,6 @@ def test_a_server_that_runs_is_measured_as_it_is(server, data, tmp_path):
         bench(None, BenchOptions(tmp_path / "other", url=server.url, split="val"))
     with pytest.raises(SaccadeError, match="no model 'nothing'"):
         bench(None, BenchOptions(tmp_path / "other", url=server.url, model="nothing"))
-
-
-def rendered(made: Any) -> str:
-    from rich.console import Console
-
-    with (console := Console(width=200)).capture() as capture:
-        console.print(made.to_text())
-    return capture.get()
 
 
 @pytest.mark.parametrize(
@@ -232,8 +224,6 @@ def test_larger_batches_are_left_out_where_one_call_takes_too_long(monkeypatch):
 
 
 def test_the_default_data_is_what_the_model_was_trained_on(folder):
-    from saccade.models.checkpoint import load, save
-
     manifest = ArtefactFolder(folder).manifests[0]
     path = folder / manifest.parent.name
     parent = load(path)

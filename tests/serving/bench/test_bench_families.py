@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bench` on families whose requests are more than an image: what is asked, scored and reported."""
 
-import io
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from family_folders import family_folder
 from policy_files import calibrated_slots, write_policy
+from report_figures import shown
 
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import read_frontier
@@ -17,6 +18,8 @@ from saccade.plugins.native.library import available_library
 from saccade.serving.bench.bench import bench
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.report import render
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 pytest.importorskip("onnxruntime", reason="not installed: pip install '.[cpu]'")
@@ -122,11 +125,6 @@ def test_the_score_is_the_familys_and_reaches_the_frontier(measured):
 
 
 def test_the_measured_folder_is_deployed_with_its_scores(measured, tmp_path):
-    import json
-
-    from saccade.serving.repository.deploy import deploy
-    from saccade.serving.repository.options import RepositoryOptions
-
     family, report = measured
     deployment = deploy(report.folder.parent / "folder", RepositoryOptions(out=tmp_path / "out"))
     assert not deployment.unmeasured
@@ -138,15 +136,11 @@ def test_the_measured_folder_is_deployed_with_its_scores(measured, tmp_path):
 
 
 def test_the_report_names_the_score_and_its_unit(measured):
-    from rich.console import Console
-
     family, report = measured
-    stream = io.StringIO()
-    Console(file=stream, width=80).print(render(report.to_dict()))
     name, unit, _ = SCORES[family]
-    shown = " ".join(stream.getvalue().split())
-    assert (f"{name} %" in shown) == (unit == "share")
-    assert name in shown and "…" not in shown
+    text = " ".join(shown(render(report.to_dict())).split())
+    assert (f"{name} %" in text) == (unit == "share")
+    assert name in text and "…" not in text
     page = (report.folder / "report.html").read_text()
     assert all(
         file["name"] in page for variant in report.full["variants"] for file in variant["files"]

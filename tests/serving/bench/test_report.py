@@ -1,24 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report shows every variant, alone and offline, from its JSON."""
+"""The report shows every variant, alone and offline, from its JSON; labels stay apart."""
 
-import io
 import json
 import re
 import subprocess
 import sys
+from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 from places import ROOT
-from report_figures import figures, file, point, with_examples, with_policies
+from report_figures import (
+    figures,
+    file,
+    measured_policy,
+    point,
+    shown,
+    variant,
+    with_examples,
+    with_policies,
+)
 
 from saccade.core.errors import SaccadeError
-from saccade.serving.bench import report
+from saccade.serving.bench import picture, report
 from saccade.serving.bench.figures import throughput_of, words
 from saccade.serving.bench.picture import frontier_png
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install '.[bench]'")
 pytest.importorskip("plotly", reason="plotly is not installed: pip install '.[bench]'")
+
+from matplotlib.path import Path
 
 
 @pytest.fixture
@@ -26,18 +38,10 @@ def full():
     return figures()
 
 
-def rendered(content: Any) -> str:
-    from rich.console import Console
-
-    stream = io.StringIO()
-    Console(file=stream, width=80).print(content)
-    return stream.getvalue()
-
-
 def test_the_tables_hold_every_variant_and_fit_80_columns(full):
-    text = rendered(report.render(full))
-    for variant in full["variants"]:
-        assert text.count(variant["variant"]) >= 4
+    text = shown(report.render(full))
+    for each in full["variants"]:
+        assert text.count(each["variant"]) >= 4
     assert "…" not in text
     assert re.search(r"nac-b0500-fp32 .*85\.00 .*nac-b1000-fp32", text)
     assert re.search(r"nac-b0125-fp32 .*7,800 .*3,900", text)
@@ -47,10 +51,10 @@ def test_the_tables_hold_every_variant_and_fit_80_columns(full):
 
 def test_without_a_server_the_report_says_so(full, tmp_path):
     full["server"] = None
-    for variant in full["variants"]:
-        variant["grpc"] = None
+    for each in full["variants"]:
+        each["grpc"] = None
     report.write_report(full, tmp_path)
-    text = rendered(report.render(full))
+    text = shown(report.render(full))
     assert "Latency" not in text and "without a server" in text
     assert "gRPC x" not in (tmp_path / "report.html").read_text()
 
@@ -59,7 +63,7 @@ def test_a_busy_machine_and_rounds_that_differ_are_in_the_head(full: dict[str, A
     assert "Noisy" not in words("summary", full)
     full["machine"] |= {"load_average": 6.24, "cores": 2}
     assert "load average was 6.2 on 2 cores at the start" in words("summary", full)
-    assert "load average was 6.2" in rendered(report.render(full))
+    assert "load average was 6.2" in shown(report.render(full))
     full["machine"]["load_average"] = 0.4
     full["variants"][1]["grpc"]["concurrency_16"]["inferences_per_second_rounds"] = [300, 480]
     assert "rounds of one variant differ by up to 1.6 times" in words("summary", full)
@@ -68,10 +72,10 @@ def test_a_busy_machine_and_rounds_that_differ_are_in_the_head(full: dict[str, A
 
 
 def test_policies_are_beside_the_fixed_budgets(full, tmp_path):
-    assert "Policies" not in rendered(report.render(full))
+    assert "Policies" not in shown(report.render(full))
     assert report.page(full, b"").count("policy auto") == 0
     with_policies(full)
-    text = rendered(report.render(full))
+    text = shown(report.render(full))
     assert re.search(r"auto +92\.50 +90\.5-94\.5 +99\.20 +1 +2,100 +2\.5 +2\.2-2\.9", text)
     assert re.search(r"auto +1 +nac-b0125-fp32 +70\.0 +0\.8000", text) and "…" not in text
     told = " ".join(text.split())
@@ -83,8 +87,6 @@ def test_policies_are_beside_the_fixed_budgets(full, tmp_path):
 
 
 def test_the_picture_of_policies_is_of_speeds_that_both_have(full):
-    from saccade.serving.bench import picture
-
     axes = picture.frontier_figure(with_policies(full)).axes[0]
     assert "in process" in axes.get_xlabel()
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fixed budget", "policy"]
@@ -94,8 +96,6 @@ def test_the_picture_of_policies_is_of_speeds_that_both_have(full):
 
 
 def test_dominated_variants_are_marked_in_the_picture_and_off_the_staircase(full):
-    from saccade.serving.bench import picture
-
     axes = picture.frontier_figure(full).axes[0]
     assert axes.lines[0].get_xydata().tolist() == [[3900, 88], [420, 93]]
     words = [text.get_text() for text in axes.texts]
@@ -136,7 +136,7 @@ def codes(full):
 
 
 def test_another_unit_and_a_second_component_read_well(codes, tmp_path):
-    text = rendered(report.render(codes))
+    text = shown(report.render(codes))
     assert "…" not in text
     # No per cent where there is none, a share beside it still in per cent.
     assert re.search(r"nac-b0500-fp32 .*8,192 +1\.250 +1\.150-1\.300", text)
@@ -150,8 +150,6 @@ def test_another_unit_and_a_second_component_read_well(codes, tmp_path):
 
 
 def test_the_frontier_of_codes_is_score_against_bytes(codes):
-    from saccade.serving.bench import picture
-
     axes = picture.frontier_figure(codes).axes[0]
     assert axes.lines[0].get_xydata().tolist() == [[4096, -0.1], [8192, 1.25]]
     assert axes.get_xlabel() == "Bytes per embedding"
@@ -202,3 +200,73 @@ def test_a_foreign_report_is_refused(content, tmp_path):
     (tmp_path / "report.json").write_text(content)
     with pytest.raises(SaccadeError, match="saccade bench"):
         report.read_report(tmp_path / "report.json")
+
+
+def crowded() -> dict[str, Any]:
+    """Return a report of seven variants and four policies, of which three are nearly equal."""
+    content = figures()
+    content["server"] = None
+    rates = (216, 290, 430, 800, 980, 1500, 2500)
+    scores = (0.924, 0.9238, 0.925, 0.9242, 0.925, 0.921, 0.884)
+    budgets = (1, 0.75, 0.5, 0.25, 0.2, 0.125, 0.0625)
+    content["variants"] = [
+        variant(budget, score, rate, None) | {"grpc": None}
+        for budget, score, rate in zip(budgets, scores, rates, strict=True)
+    ]
+    content["policies"] = [
+        measured_policy()
+        | {"policy": f"auto-{risk}", "times_full": {"times": rate / 432, "interval": None}}
+        | {"in_process": {"best_batch": 8, "batch_8": point(rate, 0.5)}}
+        for risk, rate in ((0.005, 1000), (0.01, 1050), (0.02, 1100), (0.05, 2900))
+    ]
+    return content
+
+
+def drawn_labels(content: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray, Any]:
+    """Return the labels of a picture with their boxes, its points, and its axes."""
+    figure = picture.frontier_figure(content)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    places = [line.get_xydata()[0] for line in axes.lines if line.get_zorder() >= 3]
+    boxes = {text.get_text(): text.get_window_extent().extents for text in axes.texts}
+    return boxes, axes.transData.transform(places), axes
+
+
+def test_labels_of_nearly_equal_points_do_not_touch() -> None:
+    boxes, points, axes = drawn_labels(crowded())
+    assert len(boxes) == len(points) == 11 and "auto-0.02 · 2.5x" in boxes
+    inside = axes.get_window_extent().extents
+    (legend,) = [axes.get_legend().get_window_extent().extents]
+    for name, box in boxes.items():
+        others = [other for label, other in boxes.items() if label != name] + [legend]
+        for other in others:
+            apart = (box[:2] >= other[2:]).any() or (other[:2] >= box[2:]).any()
+            assert apart, f"{name}: {box} touches {other}"
+        covered = ((points > box[:2]) & (points < box[2:])).all(1)
+        assert not covered.any(), f"{name} covers a point"
+        assert (box[:2] >= inside[:2]).all() and (box[2:] <= inside[2:]).all(), name
+
+
+def test_lines_lead_from_policies_to_their_labels_and_do_not_cross() -> None:
+    boxes, points, axes = drawn_labels(crowded())
+    lines = [line for line in axes.lines if line.get_zorder() == 2.4]
+    assert len(lines) >= 4
+    ends = [axes.transData.transform(line.get_xydata()) for line in lines]
+    for (x, y), (to_x, to_y) in ends:
+        assert np.isclose(points, (x, y), atol=0.5).all(1).any()
+        assert any(
+            box[0] - 1 <= to_x <= box[2] + 1 and box[1] - 1 <= to_y <= box[3] + 1
+            for box in boxes.values()
+        )
+    paths = [Path(each) for each in ends]
+    assert not any(one.intersects_path(other) for one, other in combinations(paths, 2))
+
+
+def test_labels_of_equal_points_stay_in_the_picture() -> None:
+    content = crowded()
+    for one in content["policies"]:
+        one["in_process"] = content["policies"][0]["in_process"]
+    boxes, _, axes = drawn_labels(content)
+    inside = axes.get_window_extent().extents
+    for box in boxes.values():
+        assert (box[:2] >= inside[:2]).all() and (box[2:] <= inside[2:]).all()

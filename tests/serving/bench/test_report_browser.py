@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report page in Chromium: drawn without a complaint, used by mouse and by keyboard."""
 
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -30,6 +31,14 @@ def address(tmp_path_factory):
 def chromium():
     with browser() as running:
         yield running
+
+
+@contextmanager
+def opened(chromium, address, **options):
+    """A page in a tab of its own, of which nothing has complained in the end."""
+    with tab(chromium, address, **{"viewport": SIZE, **options}) as shown:
+        yield shown.page
+        assert shown.faults == []
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +107,7 @@ def test_the_keyboard_goes_from_point_to_point(desktop):
 
 def test_policies_are_stars_that_the_keyboard_reaches(chromium, tmp_path):
     report.write_report(with_policies(figures()), tmp_path)
-    with tab(chromium, (tmp_path / "report.html").as_uri(), viewport=SIZE) as shown:
-        page = shown.page
+    with opened(chromium, (tmp_path / "report.html").as_uri()) as page:
         page.wait_for_selector("#frontier-plot .main-svg")
         assert page.locator(POINT).count() == 4
         legend = page.locator("#frontier-plot .legendtext").all_text_contents()
@@ -115,21 +123,18 @@ def test_policies_are_stars_that_the_keyboard_reaches(chromium, tmp_path):
         page.wait_for_function(
             "document.querySelectorAll('#frontier-plot .scatterlayer .points path').length === 3"
         )
-        assert shown.faults == []
 
 
 def test_a_phone_does_not_scroll_sideways(chromium, address):
-    with tab(chromium, address, viewport=PHONE, has_touch=True, is_mobile=True) as shown:
-        shown.page.wait_for_selector("#stages-plot .main-svg")
-        width = shown.page.evaluate("document.documentElement.scrollWidth")
-        assert width == shown.page.evaluate("window.innerWidth") == 390
-        assert shown.faults == []
+    with opened(chromium, address, viewport=PHONE, has_touch=True, is_mobile=True) as page:
+        page.wait_for_selector("#stages-plot .main-svg")
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width == page.evaluate("window.innerWidth") == 390
 
 
 def test_colours_follow_the_system_and_the_switch(chromium, address):
     dark, light = "rgb(20, 23, 27)", "rgb(255, 255, 255)"
-    with tab(chromium, address, viewport=SIZE, color_scheme="dark") as shown:
-        page = shown.page
+    with opened(chromium, address, color_scheme="dark") as page:
         page.wait_for_selector("#frontier-plot .main-svg")
         body = "element => getComputedStyle(element).backgroundColor"
         assert page.eval_on_selector("body", body) == dark
@@ -137,25 +142,22 @@ def test_colours_follow_the_system_and_the_switch(chromium, address):
         page.locator(".theme").get_by_label("Light").check()
         assert page.eval_on_selector("body", body) == light
         assert page.eval_on_selector("#frontier-plot .main-svg", "e => e.style.background") == light
-        assert shown.faults == []
 
 
 def test_foreign_texts_run_nowhere(chromium, tmp_path):
     content = hostile(with_examples(with_samples(with_policies(figures()))), HOSTILE)
     report.write_report(content, tmp_path)
-    with tab(chromium, (tmp_path / "report.html").as_uri(), viewport=SIZE) as shown:
-        page = shown.page
+    with opened(chromium, (tmp_path / "report.html").as_uri()) as page:
         page.locator("#frontier-plot").focus()
         page.keyboard.press("ArrowRight")
         page.wait_for_selector(TOOLTIP)
         assert "<img src=x onerror=alert(1)>" in page.locator(TOOLTIP).text_content()
         assert page.locator("a, img[src='x'], svg a").count() == 0
         assert page.evaluate("document.title").startswith("<img src=x")
-        assert shown.faults == []
 
 
 def test_without_scripts_picture_and_tables_are_left(chromium, address):
-    with tab(chromium, address, viewport=SIZE, java_script_enabled=False) as shown:
-        assert shown.page.locator("noscript img").is_visible()
-        assert not shown.page.locator("#frontier").is_visible()
-        assert shown.page.get_by_role("table").count() >= 6
+    with opened(chromium, address, java_script_enabled=False) as page:
+        assert page.locator("noscript img").is_visible()
+        assert not page.locator("#frontier").is_visible()
+        assert page.get_by_role("table").count() >= 6

@@ -19,6 +19,7 @@ from policy_files import calibrated_slots
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.evaluation import segmentation
 from saccade.exporter.evaluation.evaluate import scores_of
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
 from saccade.exporter.evaluation.examples import examples_of
@@ -26,6 +27,7 @@ from saccade.exporter.evaluation.segmentation import painted_segments
 from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.scores.results import EvaluationResult, bootstrap
+from saccade.models.slot_attention.initial import initial_states
 from saccade.serving.bench.in_process import Calls, InProcessLoad
 from saccade.serving.bench.policies import (
     PolicyWorks,
@@ -126,8 +128,6 @@ def test_rows_leave_as_the_confidence_of_all_samples_says(folder, models):
 
 def test_requests_begin_with_the_slots_that_a_router_draws_for_one_image(folder, models):
     """Image 0 of every request has the same initial slots, whatever image it is."""
-    from saccade.models.slot_attention.initial import initial_states
-
     works, _ = measured(folder, models, options_of(folder, "images alone"))
     metadata = models[0].runtime_metadata
     expected = initial_states(metadata["initial_state"], 1, int(metadata["slots"]))
@@ -170,8 +170,6 @@ def test_images_are_painted_by_the_decoder_if_no_output_has_them(folder, models)
 
 
 def test_the_ratio_of_an_image_follows_from_its_error(folder, models, monkeypatch):
-    from saccade.exporter.evaluation import segmentation
-
     errors = np.array([0.1, 0.01, 0.0])
     monkeypatch.setattr(segmentation, "_errors", lambda *_: errors)
     options = EvaluateOptions(str(folder / "noise.npz"), task="reconstruction", limit=3)

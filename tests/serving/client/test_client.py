@@ -3,7 +3,6 @@
 
 import asyncio
 import inspect
-import io
 import socket
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from PIL import Image
+from picture_files import png
 
 from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.serving.client.client import (
@@ -28,16 +27,10 @@ from saccade.serving.commands import cli
 VARIANTS = ("nac-b1000-fp32", "nac-b0500-fp32", "nac-b0250-fp32", "nac-b0125-fp32")
 
 
-def png(pixels: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels.squeeze()).save(file, "PNG")
-    return file.getvalue()
-
-
 def test_path_bytes_and_pixels_are_answered_alike(client, digit, tmp_path):
     path = tmp_path / "digit.png"
-    path.write_bytes(png(digit))
-    answers = client.classify([path, str(path), png(digit), digit, digit[:, :, 0]], top=2)
+    path.write_bytes(png(digit[..., 0]))
+    answers = client.classify([path, str(path), png(digit[..., 0]), digit, digit[:, :, 0]], top=2)
     assert len({answer.labels for answer in answers}) == 1
     assert answers[0].variant == VARIANTS[0]
     (first, second) = answers[0].labels
@@ -208,7 +201,7 @@ def test_unknown_model_and_a_variant_as_router(server, digit):
 
 def test_a_circuit_is_not_drawn_against_another(server, digit, tmp_path, capsys):
     image, out = tmp_path / "digit.png", tmp_path / "looked.png"
-    image.write_bytes(png(digit))
+    image.write_bytes(png(digit[..., 0]))
     where = ("--model", server.model, "--url", server.url, "--out", str(out))
     assert cli.run(["show", str(image), "--against", "other", *where]) == 2
     assert "--against other: nac is a NAC" in capsys.readouterr().err and not out.exists()

@@ -2,11 +2,10 @@
 """Findings of the doctor, on this machine and on ones made up."""
 
 import importlib.metadata
-import io
 import json
 
 import pytest
-from rich.console import Console
+from report_figures import shown
 from tritonclient.utils import InferenceServerException
 
 from saccade.core.errors import install
@@ -38,19 +37,13 @@ def row(report, what):
     return next(row for row in report.rows if row.what == what)
 
 
-def shown(report) -> str:
-    file = io.StringIO()
-    Console(file=file, width=200).print(report.to_text())
-    return file.getvalue()
-
-
 def test_this_machine_is_described():
     report = doctor()
     assert report.exit_code == 0
     assert report.uses()["core"]
     assert row(report, "numpy").found == importlib.metadata.version("numpy")
     json.dumps(report.to_dict())
-    text = shown(report)
+    text = shown(report.to_text(), 200)
     assert all(row.what in text for row in report.rows)
 
 
@@ -61,7 +54,7 @@ def test_missing_package_names_its_use_and_the_pip_command(pretend):
     assert not row(report, "scikit-learn").good
     assert not report.uses()["export"] and not report.uses()["bench"]
     assert report.exit_code == 0  # one can still call a server
-    assert "pip install 'saccade-serving[export]'" in shown(report)
+    assert "pip install 'saccade-serving[export]'" in shown(report.to_text(), 200)
 
 
 def test_missing_core_package_is_a_failure(pretend):
@@ -81,7 +74,7 @@ def test_what_is_absent_is_not_ready_and_its_command_is_told_once(pretend):
     pretend(tensorrt_rtx_cu13=None, torch=None, onnx=None)
     report = doctor()
     assert report.uses()["rtx"] is False and report.exit_code == 0
-    text = shown(report)
+    text = shown(report.to_text(), 200)
     assert "rtx (build engines with TensorRT-RTX): not ready (tensorrt-rtx-cu13)" in text
     assert f"  {install('rtx')}" in text
     assert "not ready (torch, onnx)" in text and text.count(install("export")) == 1
@@ -125,13 +118,15 @@ def test_a_running_server_is_asked(server):
     assert report.exit_code == 0
     (readiness,) = report.readiness
     assert readiness.variants == dict.fromkeys(server.variants, True)
-    assert f"{server.url} nac-b0125-fp32: answers" in shown(report)
+    assert f"{server.url} nac-b0125-fp32: answers" in shown(report.to_text(), 200)
 
 
 def test_no_server_is_a_failure():
     report = doctor("127.0.0.1:9")
     assert report.exit_code == 3
-    assert "saccade serve" in report.trouble and report.trouble in shown(report).replace("\n", " ")
+    assert "saccade serve" in report.trouble and report.trouble in shown(
+        report.to_text(), 200
+    ).replace("\n", " ")
 
 
 def test_a_wrong_address_is_wrong_input():

@@ -2,7 +2,6 @@
 """`saccade explore`: its page in Chromium, before the embedded server, and without a browser."""
 
 import http.client
-import io
 import re
 import signal
 import subprocess
@@ -13,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import picture_files
 import pytest
 from browsers import Tab, browser, chromium_or_skip, tab
 from family_folders import family_folder
 from joined_repository import join
+from PIL import Image
 
 from saccade.core.errors import SaccadeError
 from saccade.serving.client.client import Change, Client
@@ -59,13 +60,9 @@ def explorer(server) -> Iterator[Callable[[str], Explorer]]:
         one.close()
 
 
-def png(*shape: int, seed: int = 0) -> bytes:
-    from PIL import Image
-
-    pixels = np.random.default_rng(seed).integers(0, 256, (*shape, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+def png(*shape: int) -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    return picture_files.png(pixels)
 
 
 def test_answers_are_the_served_ones(explorer, server):
@@ -179,18 +176,10 @@ def choose(shown: Any, model: str) -> None:
     shown.locator(f"[data-model='{model}']").wait_for()
 
 
-def huge() -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("1", (20_000, 20_000)).save(file, "PNG")
-    return file.getvalue()
-
-
 BAD = {
     "notes.png": (b"not an image\n", "not a JPEG, PNG or WebP file"),
     "empty.png": (b"", "0 bytes"),
-    "huge.png": (huge(), "at most 50 megapixels"),
+    "huge.png": (picture_files.png(Image.new("1", (20_000, 20_000))), "at most 50 megapixels"),
     "cut.png": (png(64, 64)[:3000], "truncated or corrupt"),
 }
 

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and folders of images on the command line: a bad one is named, the others are answered."""
+"""Files and folders of images on the command line, and how an answer was chosen."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from saccade.core.errors import SaccadeError, ServerFailed
+from saccade.serving.client.answers import Classification
 from saccade.serving.client.client import Client, load_embeddings
 from saccade.serving.client.connection import check_url
+from saccade.serving.client.readiness import small_picture
 from saccade.serving.commands import image_files as listing
 from saccade.serving.commands.cli import run
 from saccade.serving.commands.image_files import image_files
@@ -120,3 +123,24 @@ def test_a_host_that_is_not_known_is_not_to_be_tried_later(digit):
         with pytest.raises(ServerFailed, match="no such host") as failed:
             client.classify(np.stack([digit]))
     assert "Try again" not in str(failed.value)
+
+
+def test_an_answer_that_is_not_certified_is_marked(monkeypatch, tmp_path, capsys):
+    from saccade.serving.commands import calls, cli
+
+    (tmp_path / "a.png").write_bytes(small_picture())
+    said = Classification((("seven", 0.5),), "nac-b0500-fp32", steps=1, certified=False)
+    monkeypatch.setattr(calls.Client, "run", lambda *_: [said])
+    assert cli.run(["classify", str(tmp_path / "a.png"), "--model", "nac", "--policy", "a"]) == 0
+    assert "(nac-b0500-fp32, step 1, not certified)" in capsys.readouterr().out
+    said = replace(said, degraded=True)
+    assert cli.run(["classify", str(tmp_path / "a.png"), "--model", "nac"]) == 0
+    assert "(nac-b0500-fp32, step 1, not certified, degraded)" in capsys.readouterr().out
+
+
+def test_marks_are_in_json_only_where_they_are_known():
+    plain = Classification((("seven", 0.5),), "nac-b1000-fp32")
+    assert set(plain.to_dict()) == {"labels", "variant"}
+    followed = replace(plain, steps=2, certified=True)
+    assert set(followed.to_dict()) == {"labels", "variant", "steps", "certified"}
+    assert replace(followed, degraded=False).to_dict()["degraded"] is False

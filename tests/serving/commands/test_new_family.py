@@ -15,8 +15,27 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 pytest.importorskip("onnxruntime", reason="not installed: pip install '.[cpu]'")
 pytest.importorskip("matplotlib", reason="not installed: pip install '.[bench]'")
 
+from fakes.stripes.data import stripes
+from PIL import Image
+from quick_gate import quick_gate
+
 from saccade.core.errors import SaccadeError
+from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.tasks import EvaluateOptions
+from saccade.exporter.export import export
+from saccade.exporter.export_options import ExportOptions
+from saccade.exporter.gate.gate import verify
+from saccade.models.catalogue import list_models
 from saccade.models.families import FAMILIES
+from saccade.models.training.train import TrainOptions, train
+from saccade.serving.bench.bench import bench
+from saccade.serving.bench.options import BenchOptions
+from saccade.serving.client.call_options import ShowOptions
+from saccade.serving.client.client import Client
+from saccade.serving.commands.calls import show
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.server.server import ServeOptions, Server
 
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 
@@ -34,8 +53,6 @@ def registered():
 @pytest.fixture(scope="module")
 def few(registered):
     """The gate has tests of its own, so it looks at few samples here."""
-    from quick_gate import quick_gate
-
     with quick_gate():
         yield
 
@@ -43,9 +60,6 @@ def few(registered):
 @pytest.fixture(scope="module")
 def folder(few, tmp_path_factory) -> Path:
     """A trained and exported model of stripes."""
-    from saccade.exporter.export import ExportOptions, export
-    from saccade.models.training.train import TrainOptions, train
-
     place = tmp_path_factory.mktemp("stripes")
     checkpoint = train("stripes", TrainOptions(place / "stripes.safetensors"))
     assert checkpoint.card["validation"]["direction"] > 0.9
@@ -53,13 +67,6 @@ def folder(few, tmp_path_factory) -> Path:
 
 
 def test_it_is_verified_scored_and_measured(folder, tmp_path):
-    from saccade.exporter.evaluation.evaluate import evaluate
-    from saccade.exporter.evaluation.tasks import EvaluateOptions
-    from saccade.exporter.gate.gate import verify
-    from saccade.models.catalogue import list_models
-    from saccade.serving.bench.bench import bench
-    from saccade.serving.bench.options import BenchOptions
-
     assert [row.name for row in list_models("stripes")] == ["stripes-tiny"]
     assert verify(folder).passed
     results = evaluate(folder, EvaluateOptions(limit=64)).results
@@ -74,16 +81,6 @@ def test_it_is_verified_scored_and_measured(folder, tmp_path):
 
 
 def test_it_is_served_and_shown(needs_server, folder, tmp_path):
-    from fakes.stripes.data import stripes
-    from PIL import Image
-
-    from saccade.serving.client.call_options import ShowOptions
-    from saccade.serving.client.client import Client
-    from saccade.serving.commands.calls import show
-    from saccade.serving.repository.deploy import deploy
-    from saccade.serving.repository.options import RepositoryOptions
-    from saccade.serving.server.server import ServeOptions, Server
-
     deploy(folder, RepositoryOptions(out=tmp_path / "repository"))
     images, labels = stripes("test", 16)
     Image.fromarray(images[0, :, :, 0]).save(tmp_path / "image.png")

@@ -26,6 +26,7 @@ from saccade.serving.server.serve import (
 
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install '.[dev]'")
 
+
 DOCKER, KSERVE = ROOT / "docker", ROOT / "deploy" / "kserve"
 ON_GPU = Requirements(gpu=True, runtimes=("tensorrt",), rate_limit=True)
 # KServe has no schema here. These fields were read from the definitions of its release 0.20.
@@ -194,17 +195,12 @@ def faults(runtime: dict[str, Any], service: dict[str, Any]) -> list[str]:
         unknown += [f"{where} has {field}" for field in sorted(set(given) - known)]
     if (runtime["apiVersion"], runtime["kind"]) != ("serving.kserve.io/v1alpha1", "ServingRuntime"):
         unknown.append("kind of the runtime")
-    if (service["apiVersion"], service["kind"]) != (
-        "serving.kserve.io/v1beta1",
-        "InferenceService",
-    ):
+    kind = "serving.kserve.io/v1beta1", "InferenceService"
+    if (service["apiVersion"], service["kind"]) != kind:
         unknown.append("kind of the service")
     if model["runtime"] != runtime["metadata"]["name"]:
         unknown.append("no such runtime")
-    formats = {
-        (supportedmodelformat["name"], supportedmodelformat["version"])
-        for supportedmodelformat in spec["supportedModelFormats"]
-    }
+    formats = {(each["name"], each["version"]) for each in spec["supportedModelFormats"]}
     if (model["modelFormat"]["name"], model["modelFormat"]["version"]) not in formats:
         unknown.append("no such format")
     if model["protocolVersion"] not in spec["protocolVersions"]:
@@ -234,8 +230,7 @@ def test_kserves_container_is_the_deployments_elsewhere():
     spec = runtime["spec"]
     (container,) = spec["containers"]
     inside = [
-        argument.replace("=/models", "=/mnt/models")
-        for argument in container_arguments(Requirements())
+        each.replace("=/models", "=/mnt/models") for each in container_arguments(Requirements())
     ]
     assert container["args"] == ["tritonserver", *inside]
     pod = {"containers": [container], "volumes": spec["volumes"]}
@@ -265,3 +260,76 @@ def test_what_the_document_names_is_there():
     applied = re.findall(r"^kubectl apply -k (\S+)$", text, re.MULTILINE)
     assert all((ROOT / folder / "kustomization.yaml").exists() for folder in applied)
     assert len(applied) == 6
+
+
+def test_images_are_built_on_bytes_that_somebody_chose():
+    pinned, composed = set(), set()
+    for place in ("Dockerfile", "proxy/Dockerfile", "bulk/Dockerfile"):
+        path = DOCKER / place
+        words = instructions(path)
+        images = [rest.partition(" AS ")[0] for word, rest in words if word == "FROM"]
+        said = [rest for word, rest in words if word == "ARG"]
+        values = dict(each.split("=", 1) for each in said if "=" in each)
+        digests = {each for each in said if each.endswith("_DIGEST")}
+        stages = {rest.partition(" AS ")[2] for word, rest in words if word == "FROM"}
+        for image in set(images) - stages:
+            name = image.removeprefix("${").removesuffix("}")
+            digest = re.search(r"@\$\{(\w+)\}$", values.get(name, image))
+            # Without a default: nobody builds without having asked a registry.
+            assert digest and digest[1] in digests, image
+        pinned |= digests
+        composed |= digests if place != "bulk/Dockerfile" else set()
+    script = (DOCKER / "pin.sh").read_text()
+    assert set(re.findall(r"^digest (\w+) ", script, re.MULTILINE)) == pinned
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"].values()
+    given = {
+        name: value for service in services for name, value in service["build"]["args"].items()
+    }
+    assert given == {name: f"${{{name}:?sh docker/pin.sh}}" for name in composed}
+    assert all(service["pull_policy"] == "build" for service in services)
+
+
+def test_the_script_of_the_digests_takes_no_other_answer(tmp_path):
+    docker = tmp_path / "docker"
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+
+    def run(answer: str) -> subprocess.CompletedProcess[str]:
+        docker.write_text(f"#!/bin/sh\necho '{answer}'\n")
+        docker.chmod(0o755)
+        command = ["sh", DOCKER / "pin.sh"]
+        return subprocess.run(command, env=path, capture_output=True, text=True)
+
+    answer = run("sha256:" + "a" * 64)
+    assert answer.returncode == 0 and answer.stdout.count("_DIGEST=sha256:aaaa") == 4
+    wrong = run("MANIFEST UNKNOWN")
+    assert wrong.returncode == 2 and "the registry said 'MANIFEST UNKNOWN'" in wrong.stderr
+
+
+def test_pip_takes_what_has_the_hash_alone():
+    (line,) = (
+        rest for word, rest in instructions(DOCKER / "Dockerfile") if rest.startswith("pip3 ")
+    )
+    assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} < set(line.split())
+    text = (DOCKER / "requirements.txt").read_text().replace("\\\n", "")
+    wanted = [splitline.split() for splitline in text.splitlines() if not splitline.startswith("#")]
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    assert wanted and {name for name, *_ in wanted} <= set(pinned)
+    for _, *hashes in wanted:
+        assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes)
+    kept = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
+    assert "!docker/requirements.txt" in kept
+    (script,) = re.findall(r"^ *echo (\S+) \| uv", (DOCKER / "pin_packages.sh").read_text(), re.M)
+    assert [name.partition("==")[0] for name, *_ in wanted] == [script]
+
+
+def test_a_container_has_its_share_and_no_more():
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    gpu = yaml.safe_load((DOCKER / "compose.gpu.yaml").read_text())["services"]
+    for name, service in services.items():
+        over = {**service, **gpu.get(name, {})}
+        for each in (service, over):
+            # Without the second, as much swap again may be used.
+            assert each["mem_limit"] == each["memswap_limit"], name
+            assert each["pids_limit"] > 0 and each["cpus"] > 0, name
+    assert not [name for name, service in services.items() if "environment" in service]
+    assert "ADMIN_KEY" not in (DOCKER / "compose.yaml").read_text()

@@ -173,10 +173,7 @@ def mebibytes(text: str) -> int:
 @pytest.mark.parametrize("folder", ["overlays/cpu", "overlays/gpu"])
 def test_the_model_store_is_read_only_and_memory_is_shared(rendered, folder):
     pod = rendered[folder]["Deployment", "saccade-server"]["spec"]["template"]["spec"]
-    mounts = {
-        volumemount["mountPath"]: volumemount
-        for volumemount in pod["containers"][0]["volumeMounts"]
-    }
+    mounts = {each["mountPath"]: each for each in pod["containers"][0]["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     models = mounts[str(MODELS)]
     claim = volumes[models["name"]]["persistentVolumeClaim"]

@@ -26,8 +26,11 @@ from support.serving.repositories import config_of
 from saccade.core.errors import MissingPackage, SaccadeError
 from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import read_frontier
 from saccade.exporter.artefact.manifest import read_manifest
 from saccade.exporter.runtimes.openvino.runtime import OPENVINO
+from saccade.serving.bench.bench import bench
+from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.local.artefact import load_artefact
@@ -243,10 +246,6 @@ def test_the_backend_runs_on_cpus_only(pb, start):
 
 @pytest.mark.journey
 def test_a_server_runs_it_and_bench_measures_it(needs_server, tmp_path):
-    from saccade.exporter.artefact.frontier import read_frontier
-    from saccade.serving.bench.bench import bench
-    from saccade.serving.bench.options import BenchOptions
-
     folder = Path(shutil.copytree(family_folder("sot"), tmp_path / "sot"))
     images = np.random.default_rng(0).integers(0, 256, (400, 16, 16, 3), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", images=images, labels=np.arange(400) % 5)

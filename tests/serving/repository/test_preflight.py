@@ -15,9 +15,8 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip ins
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import tiny_artefacts as tiny
-from broken_by_intent import HOSTILE
 from broken_changes import ROUTES, edit, edit_json, put
-from broken_repositories import BROKEN, BROKEN_PLANS, HASHES
+from broken_repositories import BROKEN, BROKEN_PLANS, HASHES, HOSTILE
 from engine_places import HOPPER
 from half_typed import add_variant, half_typed
 from safetensors.numpy import load, save

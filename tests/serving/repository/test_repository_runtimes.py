@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two runtimes of a repository: what each writes, field by field, and what is refused."""
+"""The runtimes of a repository: what each writes, field by field, what a server knows of it."""
 
 import errno
 import json
+import shlex
 import shutil
+import socket
 from dataclasses import replace
+from importlib import util
 from pathlib import Path
 
 import pytest
 from places import TESTS
+
+from saccade.serving.repository.model_config import parse_config
 
 pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[cpu]'")
@@ -22,12 +27,13 @@ from tiny_artefacts import FULL, HALF, MODEL
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import ParentEntry, grouped, write_manifest
+from saccade.serving.commands import cli
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
+from saccade.serving.repository.installation import RELEASE
 from saccade.serving.repository.model_config import (
     config_text,
     messages,
-    parse_config,
     variant_config,
 )
 from saccade.serving.repository.options import RepositoryOptions
@@ -35,6 +41,7 @@ from saccade.serving.repository.router_folder import RouterPlan, write_router
 from saccade.serving.repository.runtimes.onnxruntime import config_fields as onnx_fields
 from saccade.serving.repository.runtimes.tensorrt import config_fields as plan_fields
 from saccade.serving.repository.stored_sample import read_sample
+from saccade.serving.server import process as server_process
 
 EXAMPLES = TESTS / "serving" / "repository" / "examples"
 EVERYTHING = {
@@ -274,3 +281,82 @@ def test_a_full_disk_leaves_nothing(artefacts, out, monkeypatch):
     with pytest.raises(SaccadeError, match=r"No space left on device.*Free space"):
         deploy(artefacts, RepositoryOptions(out))
     assert not list(out.parent.iterdir())
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.pbtxt")), ids=lambda path: path.stem)
+def test_the_bundled_server_knows_every_field_that_is_written(example):
+    # Preflight refuses any other field, also those that a newer server knows.
+    package = util.find_spec("pytriton")
+    if package is None or package.origin is None:
+        pytest.skip("nvidia-pytriton is not installed: pip install '.[serve]'")
+    data = (Path(package.origin).parent / "tritonserver/bin/tritonserver").read_bytes()
+    known = fields_of(server_messages(data).message_type)
+    written = set(set_fields(parse_config(example.read_text())))
+    assert "ModelConfig.max_batch_size" in written and "ModelConfig.model_metrics" not in known
+    assert written <= known
+
+
+def set_fields(message):
+    """The fields of a message and of the messages in it."""
+    for field, value in message.ListFields():
+        yield field.full_name.removeprefix("inference.")
+        if field.message_type and not field.message_type.GetOptions().map_entry:
+            for each in value if hasattr(value, "add") else [value]:
+                yield from set_fields(each)
+
+
+def server_messages(data):
+    """The messages of the configuration that a server carries in its program."""
+    from google.protobuf import descriptor_pb2
+    from google.protobuf.message import DecodeError
+
+    start = data.index(b"\n\x12model_config.proto")
+    for size in range(4000, 40000):
+        descriptor = descriptor_pb2.FileDescriptorProto()
+        try:
+            descriptor.ParseFromString(data[start : start + size])
+        except DecodeError:
+            continue
+        if descriptor.syntax == "proto3":
+            return descriptor
+    raise AssertionError("the server carries no messages of a configuration")
+
+
+def fields_of(types, prefix=""):
+    """All fields of messages by name, those inside other messages too."""
+    names = set()
+    for kind in types:
+        names |= {f"{prefix}{kind.name}.{field.name}" for field in kind.field}
+        names |= fields_of(kind.nested_type, f"{prefix}{kind.name}.")
+    return names
+
+
+FOUND = {"onnxruntime": "models whose instances are KIND_GPU", "tensorrt": "TensorRT plans"}
+
+
+def starts(monkeypatch):
+    """Starts from now on, of which there are none."""
+    found = []
+    monkeypatch.setattr(server_process.subprocess, "Popen", lambda *words, **_: found.append(words))
+    return found
+
+
+@pytest.mark.parametrize("runtime", FOUND)
+def test_models_for_a_gpu_are_refused_before_a_port_or_a_start(
+    needs_server, tmp_path, capsys, monkeypatch, runtime
+):
+    folder, out = tiny.artefacts(tmp_path / "artefacts"), tmp_path / "a repository"
+    engines = (str(tiny.engines(folder, tmp_path / "engines")),) if runtime == "tensorrt" else ()
+    deploy(folder, RepositoryOptions(out, runtime=runtime, engines=engines, instances="gpu"))
+    found = starts(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code = cli.run(["serve", str(out), "--grpc-port", port])
+    seen = capsys.readouterr()
+    assert (code, seen.out, found) == (2, "", [])
+    # Not the port is what it stumbles over.
+    assert f"{out}: has {FOUND[runtime]}, but the bundled server" in seen.err
+    folder = shlex.quote(str(out))
+    assert f"`saccade preflight {folder} --server-version {RELEASE}`" in seen.err
+    assert f"`saccade serve {folder} --print-command --container`" in seen.err
+    assert "--runtime onnxruntime --instances cpu" in seen.err

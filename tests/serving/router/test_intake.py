@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intake of the router, without a server: components and their inputs, axes, parameters, family."""
+"""Intake and answers of the router, without a server: inputs, axes, parameters, slots, texts."""
+
+import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from router_code import family_module, router_module
+
+from saccade.models.slot_attention.initial import initial_states
+from saccade.serving.client.answers import captions
+from saccade.serving.client.wire import texts
+from saccade.serving.server.addresses import ServeOptions
+from saccade.serving.server.server import notices
 
 routing, checks = map(router_module, ("routes", "plain_family"))
 Refused = router_module("choose").RequestRefused
@@ -118,3 +127,71 @@ def test_labels_are_scored_by_the_cosine(tmp_path):
     np.testing.assert_allclose(scores["logits"], [[6, 8], [0, 0]], atol=1e-5)
     chances = 1 / (1 + np.exp(2.0))
     np.testing.assert_allclose(scores["probabilities"], [[chances, 1 - chances], [0.5, 0.5]], 1e-5)
+
+
+def test_the_router_draws_by_the_numbers_of_the_request():
+    rule = {"kind": "gaussian", "mean": [1.0] * 6, "std": [0.5] * 6, "positions": "uniform",
+            "scale_mean": 0.1, "scale_std": 0.2}  # fmt: skip
+    component = SimpleNamespace(optional=("initial_state",))
+    family = family_module("slot_attention").Family(SimpleNamespace(components={"": component}))
+    route = SimpleNamespace(facts={"initial_state": rule, "slots": 5})
+    for parameters, expected in (
+        ({}, initial_states(rule, 4, 5)),
+        ({"seed": 3, "slots": 2, "first_image": 7}, initial_states(rule, 4, 2, seed=3, first=7)),
+    ):
+        inputs = {"image": None}
+        family.fill(route, SimpleNamespace(role="", rows=4, parameters=parameters), inputs)
+        np.testing.assert_array_equal(inputs["initial_state"], expected)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "found"),
+    [
+        ({"image", "initial_state"}, {}, "initial_state"),
+        ({"image"}, {"slots": 4}, "slots"),
+        ({"slots", "positions"}, {}, "positions"),
+        ({"image"}, {"seed": 4}, None),
+    ],
+)
+def test_a_policy_is_only_for_slots_that_are_drawn_as_in_the_calibration(inputs, parameters, found):
+    family = family_module("slot_attention").Family(SimpleNamespace())
+    ticket = SimpleNamespace(inputs=dict.fromkeys(inputs), parameters=parameters)
+    if found is None:
+        family.check_followed(ticket)
+        return
+    with pytest.raises(
+        router_module("choose").RequestRefused, match=f"found {found} in a request with a policy"
+    ):
+        family.check_followed(ticket)
+
+
+text_rows = checks.text_rows
+SAID = ["a dog", "", "ein Hündchen, 狗"]
+
+
+def answered(**outputs):
+    """An answer as the server's client gives it."""
+    return SimpleNamespace(as_numpy=outputs.get)
+
+
+@pytest.mark.parametrize("said", [SAID, ["", ""], ["one"]])
+def test_texts_come_back_from_rows_of_bytes(said):
+    rows = text_rows(said)
+    assert rows.dtype == np.uint8 and rows.shape[0] == len(said) and rows.size
+    assert texts(answered(caption=rows), "caption") == said
+
+
+def test_captions_are_read_with_their_attention():
+    maps = np.zeros((3, 2, 1, 1), np.float32)
+    maps[0, :2] = maps[2, :1] = 1
+    read = captions(answered(caption=text_rows(SAID), attention=maps, variant=text_rows(["v"] * 3)))
+    assert [(each.text, len(each.attention)) for each in read] == list(
+        zip(SAID, (2, 0, 1), strict=True)
+    )
+
+
+def test_http_is_warned_of():
+    assert [level for level, _ in notices(ServeOptions())] == [logging.INFO]
+    warnings = list(notices(ServeOptions(http=True)))
+    assert [level for level, _ in warnings] == [logging.WARNING, logging.INFO]
+    assert "HTTP is on" in warnings[0][1] and "MemoryMax" in warnings[1][1]
