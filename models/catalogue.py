@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError, require
+from saccade.core.schema import typed
 from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entry_of, outline
 from saccade.models.interface import Component
@@ -89,20 +90,9 @@ def list_models(family: str | None = None) -> list[CatalogueRow]:
 
 
 def _known_row(family: str, name: str, known: dict[str, Any]) -> CatalogueRow:
-    tensors = {
-        field: {role: tuple(names) for role, names in known[field].items()}
-        for field in ("inputs", "outputs", "optional")
-    }
-    return CatalogueRow(
-        family=family,
-        name=name,
-        parameters=known["parameters"],
-        multiply_adds=known["multiply_adds"],
-        settings=tuple(known["settings"]),
-        unit=known["unit"],
-        source=imported(entry_of(family).source),
-        **tensors,
-    )
+    beside = {"family": family, "name": name, "source": imported(entry_of(family).source)}
+    recorded: CatalogueRow = typed(CatalogueRow, known | beside, f"{KNOWN}: ")
+    return recorded
 
 
 def row(family: str, name: str, multiply_adds: Mapping[str, int] | None = None) -> CatalogueRow:

@@ -3,10 +3,11 @@
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +47,7 @@ from saccade.models.word_tokens import split_words
 TEMPLATES = ("a {}",)
 
 
-class SPAROData(Protocol):
+class SPAROData(ABC):
     """Images, sentences about them, and scores on validation data.
 
     Shapes: images [n h w c] uint8.
@@ -54,30 +55,30 @@ class SPAROData(Protocol):
 
     name: str
     images: np.ndarray
-    originals: Images | None  # the same images in the size of their files, if they have one
+    originals: Images | None = None  # the same images in the size of their files, if they have one
     fields: dict[str, Any]  # fields of the configuration that the data decides
-    labels: tuple[str, ...]
+    labels: tuple[str, ...] = ()
     sha256: dict[str, str]
     card: dict[str, Any]
 
+    @abstractmethod
     def sentences(self, chosen: np.ndarray, rng: np.random.Generator) -> list[str]:
         """Draw one sentence for each chosen image."""
-        ...
 
+    @abstractmethod
     def scores(self, model: Sparo) -> dict[str, float]:
         """Return scores on validation data; the first one chooses the best step."""
-        ...
 
+    @abstractmethod
     def labelled(self, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return at most `count` images and their classes.
+        """Return at most `count` images and their classes, the same on every call.
 
         Shapes: -> [n h w c] uint8, [n] int64.
         """
-        ...
 
     def named(self) -> list[list[str]]:
         """Return the sentences that name each class of the validation images, equally many each."""
-        ...
+        return prompts(self.labels, TEMPLATES)
 
 
 def sha256_of_scenes(drawn: Scenes) -> str:
@@ -127,12 +128,11 @@ def vocabulary_fields(words: tuple[str, ...], context_length: int) -> dict[str, 
     return {"words": words, "vocabulary": len(words) + 4, "context_length": context_length}
 
 
-class ShapesSource:
+class ShapesSource(SPAROData):
     """Scenes drawn once, with a new sentence at every request."""
 
     name = "shapes"
     labels = SCENE_LABELS
-    originals: Images | None = None
 
     def __init__(self, count: int, validation: int, side_px: int) -> None:
         self.training = scenes("train", count, side_px=side_px)
@@ -161,12 +161,8 @@ class ShapesSource:
         drawn = scenes(split, count, side_px=self.side_px, objects=(1, 1))
         return drawn.images, np.array([scene_label(objects) for objects in drawn.objects], np.int64)
 
-    def named(self) -> list[list[str]]:
-        """Return each class in each template."""
-        return prompts(self.labels, TEMPLATES)
 
-
-class LabelsSource:
+class LabelsSource(SPAROData):
     """A folder of class folders, an .npz or digits; the sentence of an image names its class."""
 
     def __init__(self, data: str, validation: int, side_px: int, asked: DataOptions) -> None:
@@ -202,19 +198,13 @@ class LabelsSource:
         chosen = np.random.default_rng(0).permutation(len(dataset.labels))[:count]
         return dataset.images[chosen], dataset.labels[chosen]
 
-    def named(self) -> list[list[str]]:
-        """Return each class in each template."""
-        return prompts(self.labels, TEMPLATES)
 
-
-class PairsSource:
+class PairsSource(SPAROData):
     """The user's images with sentences, of which a new one is drawn at every request.
 
     With a checkpoint to start from, sentences are encoded by its tokenizer. Otherwise the words are
     the most frequent ones of the training sentences.
     """
-
-    labels: tuple[str, ...] = ()
 
     def __init__(
         self, data: str, validation: int, side_px: int, asked: DataOptions, start: Checkpoint | None

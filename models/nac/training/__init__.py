@@ -2,7 +2,6 @@
 """Training of a NAC to classify images: module dropout, graph prior, scores by budget."""
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -161,8 +160,7 @@ class Auxiliary(nn.Module):
 _ORDER_STEPS = 20  # steps between rankings of the modules
 
 
-# Data for other tasks than image classification -> the module with the `task`.
-_ELSEWHERE = {"listops": "saccade.models.nac.training.listops"}
+_EXPRESSIONS = "listops"  # data that consists of characters, not of images
 
 
 def task(options: TrainOptions) -> Task:
@@ -174,13 +172,14 @@ def task(options: TrainOptions) -> Task:
     Raises: SaccadeError if the data or the configuration cannot be used.
     """
     data = options.data or "digits"
-    if data in _ELSEWHERE:
-        other: Task = import_module(_ELSEWHERE[data]).task(options)
-        return other
+    if data == _EXPRESSIONS:
+        from saccade.models.nac.training import listops
+
+        return listops.task(options)
     if takes_sequences(options):
         return sequence_task(options)
     asked, side_px = options.asked, options.side_px
-    training = load_data(data, "train", side_px=side_px, also=tuple(_ELSEWHERE), asked=asked)
+    training = load_data(data, "train", side_px=side_px, also=(_EXPRESSIONS,), asked=asked)
     validation = load_data(data, "validation", side_px=side_px, asked=asked)
     return NACTask(options, training, validation)
 

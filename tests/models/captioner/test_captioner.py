@@ -58,6 +58,7 @@ def test_folded_form_is_the_same_function(changes):
         pairs += zip(model.step(*one, token), folded.step(*one, token), strict=True)
     assert max(float((a - b).abs().max()) for a, b in pairs) < 1e-10
     assert [component.role for component in folded.components()] == ["encode", "step"]
+    assert not (folded.training or any(value.requires_grad for value in folded.parameters()))
 
 
 def test_teacher_forcing_takes_the_same_steps():
