@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from saccade.core.errors import SaccadeError
+from saccade.serving.client.answers import best_first
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.wire import as_texts
 
@@ -113,7 +114,7 @@ def _texts(rows: np.ndarray) -> list[str]:
 
 
 def _best(probabilities: np.ndarray, labels: Sequence[str], top: int) -> dict[str, list[Any]]:
-    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
+    order = best_first(probabilities, top)
     named = [[labels[i] if labels else str(i) for i in best] for best in order]
     return {
         "labels": named,

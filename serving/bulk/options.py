@@ -16,6 +16,7 @@ from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.runtimes.registry import ServedName
 
 MOST_WORKERS = 4096
+_OF_REPOSITORY = ("runtime", "engines", "instances", "device", "labels", "templates")
 _RANGE = re.compile(r"([0-9]{1,4})(?::([0-9]{1,4}))?")
 
 
@@ -82,12 +83,7 @@ class BulkOptions(Options):
         plans = runtime_named(self.runtime).gpu_only  # they have no threads
         return RepositoryOptions(
             out=out,
-            runtime=self.runtime,
-            engines=self.engines,
-            instances=self.instances,
-            device=self.device,
-            labels=self.labels,
-            templates=self.templates,
+            **{name: getattr(self, name) for name in _OF_REPOSITORY},
             max_images=self.batch,
             threads=self.threads if plans else threads or self.threads or 1,
             policies=self.policy is not None or self.max_risk is not None,

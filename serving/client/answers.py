@@ -117,6 +117,14 @@ def classifications(result: Any, marks: Sequence[str] = ()) -> list[Classificati
     return marked(answers, result, marks)
 
 
+def best_first(probabilities: np.ndarray, top: int) -> np.ndarray:
+    """Return the indices of the largest numbers of each row; ties keep their order.
+
+    Shapes: [n labels] -> int [n top].
+    """
+    return np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
+
+
 def ranked(
     probabilities: np.ndarray, labels: tuple[str, ...], top: int, variant: str
 ) -> list[Classification]:
@@ -124,7 +132,7 @@ def ranked(
 
     Shapes: probabilities [n labels].
     """
-    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
+    order = best_first(probabilities, top)
     return [
         Classification(tuple((labels[i], float(row[i])) for i in best), variant)
         for row, best in zip(probabilities, order, strict=True)

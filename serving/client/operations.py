@@ -28,7 +28,7 @@ from saccade.serving.client.answers import (
     segmentations,
 )
 from saccade.serving.client.embeddings import Embeddings
-from saccade.serving.client.images import Image, encoded
+from saccade.serving.client.images import Image
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.texts import (
     Labelling,
@@ -44,7 +44,7 @@ from saccade.serving.client.wire import (
     Steps,
     array_call,
     choice,
-    image_call,
+    image_input,
     made_by,
     names_variant,
     output,
@@ -166,7 +166,7 @@ def embed_text(
     parameters = choice(budget)
     view: RouterView = yield None
     tokens = text_tokens(texts, _first(view), truncate=truncate)
-    return (yield from _embed_tokens(tokens, view, parameters))
+    return (yield from _embeddings({"tokens": tokens}, view, parameters))
 
 
 def segment(
@@ -200,7 +200,8 @@ def segment(
     if _follows(followed):
         view.require_policies()
         names = (*names, *BY_POLICY)
-    call = image_call(images, (*names, "variant"), parameters, first_row=view.first_row)
+    inputs = {"image": image_input(images)}
+    call = array_call(inputs, (*names, "variant"), parameters, first_row=view.first_row)
     return _read((yield call), lambda result: segmentations(result, names))
 
 
@@ -216,7 +217,9 @@ def edit(image: Image, change: Change, budget: Budget | None = None) -> Steps[np
     names = view.inputs("decode")
     drawn = {"seed": str(change.seed)}
     drawn |= {} if change.slots is None else {"slots": str(change.slots)}
-    (first,) = yield image_call([image], (*names, "variant"), {**parameters, **drawn})
+    (first,) = yield array_call(
+        {"image": image_input([image])}, (*names, "variant"), parameters | drawn
+    )
     state = {name: output(first, name) for name in names}
     changed = edited_state(
         state, slot=change.slot, move=change.move, scale=change.scale, remove=change.remove
@@ -312,7 +315,7 @@ def as_arrays(inputs: Mapping[str, Any], view: RouterView) -> dict[str, np.ndarr
     arrays = {}
     for name, given in inputs.items():
         if dtypes[name] == "string":
-            arrays[name] = np.array(encoded(given), dtype=object).reshape(-1, 1)
+            arrays[name] = image_input(given)
             continue
         array = np.asarray(given)
         if not np.can_cast(array.dtype, dtypes[name], "same_kind"):
@@ -328,11 +331,11 @@ def as_arrays(inputs: Mapping[str, Any], view: RouterView) -> dict[str, np.ndarr
 def _classify(
     images: Sequence[Image] | np.ndarray, parameters: Mapping[str, str], top: int
 ) -> Steps[list[Classification]]:
-    files = encoded(images)  # refuses what is not an image without calling the server
+    files = image_input(images)  # refuses what is not an image without calling the server
     view: RouterView = yield None
     view.require_output("probabilities", "classify images")
     marks = _marks_asked(parameters, view)
-    answers = yield image_call(files, (*_LABELS, *marks), parameters, top=top)
+    answers = yield array_call({"image": files}, (*_LABELS, *marks), parameters, top=top)
     return _read(answers, partial(classifications, marks=marks))
 
 
@@ -372,7 +375,8 @@ def _classify_as(
     metadata = view.runtime_metadata(coded.variant)
     labelling = labelling.of(metadata)
     tokens = text_tokens(labelling.prompts(), metadata)
-    texts = yield from _embed_tokens(tokens, view, choice(view.budget(coded.variant)))
+    by_variant = choice(view.budget(coded.variant))
+    texts = yield from _embeddings({"tokens": tokens}, view, by_variant)
     texts.check_comparable(coded)
     chances = probabilities(coded.vectors, labelling.vectors(texts.vectors), metadata)
     return ranked(chances, labelling.labels, top, coded.variant)
@@ -381,16 +385,25 @@ def _classify_as(
 def _embed_images(
     images: Sequence[Image] | np.ndarray, parameters: Mapping[str, str]
 ) -> Steps[Embeddings]:
-    files = encoded(images)
+    files = image_input(images)
     view: RouterView = yield None
     view.require_output("embedding", "embed images")
-    return _joined((yield image_call(files, ("embedding", *_NAMES), parameters)), view)
+    return (yield from _embeddings({"image": files}, view, parameters))
 
 
-def _embed_tokens(
-    tokens: np.ndarray, view: RouterView, parameters: Mapping[str, str]
+def _embeddings(
+    inputs: Mapping[str, np.ndarray], view: RouterView, parameters: Mapping[str, str]
 ) -> Steps[Embeddings]:
-    return _joined((yield array_call({"tokens": tokens}, ("embedding", *_NAMES), parameters)), view)
+    results = yield array_call(inputs, ("embedding", *_NAMES), parameters)
+    variant, sha256 = made_by(results)
+    if variant not in view.variants:
+        raise ServerFailed(
+            f"{view.model} answered with {variant}, a variant that it did not have when this "
+            "client connected. Connect again."
+        )
+    vectors = np.concatenate([output(result, "embedding") for result in results])
+    slots = view.runtime_metadata(variant).get("slots_sha256", "")
+    return Embeddings(vectors, variant, sha256, slots)
 
 
 def _read(results: Sequence[Any], read: Callable[[Any], list[_T]]) -> list[_T]:
@@ -400,19 +413,6 @@ def _read(results: Sequence[Any], read: Callable[[Any], list[_T]]) -> list[_T]:
 
 def _by_name(images: Sequence[Image] | np.ndarray | Mapping[str, np.ndarray]) -> Mapping[str, Any]:
     return images if isinstance(images, Mapping) else {"image": images}
-
-
-def _joined(results: Sequence[Any], view: RouterView) -> Embeddings:
-    variant, sha256 = made_by(results)
-    if variant not in view.variants:
-        raise ServerFailed(
-            f"{view.model} answered with {variant}, a variant that it did not have when this "
-            "client connected. Connect again."
-        )
-    vectors = np.concatenate([output(result, "embedding") for result in results])
-    return Embeddings(
-        vectors, variant, sha256, view.runtime_metadata(variant).get("slots_sha256", "")
-    )
 
 
 def _first(view: RouterView) -> dict[str, Any]:

@@ -128,6 +128,7 @@ def _text(name: str, value: BudgetLike) -> str:
     """Return a parameter as text: the protocol would guess whether a number is an integer."""
     if name == "policy":
         return str(value)
+    parsed: float | str
     try:
         parsed = number(value) if name == "budget" else float(value)
     except ValueError:
@@ -141,20 +142,12 @@ def _text(name: str, value: BudgetLike) -> str:
     return repr(parsed)
 
 
-def image_call(
-    images: Sequence[Image] | np.ndarray,
-    outputs: Sequence[str],
-    parameters: Mapping[str, str],
-    *,
-    top: int | None = None,
-    first_row: str | None = None,
-) -> Call:
-    """Return a call with all images.
+def image_input(images: Sequence[Image] | np.ndarray) -> np.ndarray:
+    """Return images as the router takes them.
 
-    With `top`, the server returns that many labels for `probabilities` instead of numbers.
+    Shapes: -> object [n 1] of the bytes of files.
     """
-    array = np.array(encoded(images), dtype=object).reshape(-1, 1)
-    return Call({"image": array}, tuple(outputs), parameters, top, first_row)
+    return np.array(encoded(images), dtype=object).reshape(-1, 1)
 
 
 def array_call(
@@ -166,6 +159,8 @@ def array_call(
     first_row: str | None = None,
 ) -> Call:
     """Return a call with all rows of the arrays.
+
+    With `top`, the server returns that many labels for `probabilities` instead of numbers.
 
     Raises: SaccadeError if the arrays have different numbers of rows, or no rows.
     """

@@ -19,6 +19,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.graph.trial import refuse_untried
 from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.serving.client import operations
+from saccade.serving.client.answers import best_first
 from saccade.serving.client.connection import refusal
 from saccade.serving.client.request_sizes import UNWATCHED, Pacing, Watch
 from saccade.serving.client.router_view import LANES, RouterView
@@ -208,7 +209,7 @@ def _classes(probabilities: np.ndarray, labels: Sequence[str], top: int) -> np.n
 
     Shapes: [b classes] -> object [b top] of bytes, `probability:index:label` each.
     """
-    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
+    order = best_first(probabilities, top)
     rows = [
         [_class_text(row[index], index, labels) for index in best]
         for row, best in zip(probabilities, order.tolist(), strict=True)

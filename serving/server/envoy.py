@@ -5,7 +5,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -78,14 +78,7 @@ class Proxy:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return {
-            "file": str(self.file),
-            "listen": self.listen,
-            "servers": list(self.servers),
-            "in_flight": self.in_flight,
-            "max_message_mib": self.max_message_mib,
-            "command": list(self.command),
-        }
+        return {**asdict(self), "file": str(self.file), "command": list(self.command)}
 
     def to_text(self) -> str:
         """Return text for the terminal."""

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from saccade.core.errors import MissingPackage, SaccadeError
+from saccade.core.errors import MissingPackage
 from saccade.core.files import sha256_of
 from saccade.exporter.artefact.manifest import SUFFIX, Manifest, read_manifest
 from saccade.exporter.gate.metrics import one_minus_cosine, relative_error, thresholds_of
-from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
+from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
 from saccade.models.interface import Arrays
 from saccade.plugins.native.library import built_library
 from saccade.serving.repository.model_config import MODEL_FILE
@@ -26,11 +26,7 @@ _ENTRY = "RegisterCustomOps"
 
 def check_manifest(model: RepositoryModel, target: Target) -> Iterator[str]:
     """Check that the manifest is readable, belongs to this model, and passed the gate."""
-    try:
-        manifest = read_manifest(model.folder / (model.name + SUFFIX))
-    except SaccadeError as error:
-        yield str(error)
-        return
+    manifest = read_manifest(model.folder / (model.name + SUFFIX))
     if manifest.variant.name != model.name:
         yield f"its manifest is the manifest of {manifest.variant.name}."
     if not manifest.parity.passed:
@@ -116,11 +112,7 @@ def check_sample(model: RepositoryModel, target: Target) -> Iterator[str]:
         raise NotChecked(
             "no sample was stored. To have one, write the repository on a machine with ONNX Runtime"
         )
-    try:
-        sample = read_sample(model.sample)
-    except SaccadeError as error:
-        yield str(error)
-        return
+    sample = read_sample(model.sample)
     for spec in model.manifest.inputs:
         array = sample.inputs.get(spec.name)
         if array is None or str(array.dtype) != spec.dtype or array.ndim != len(spec.shape):
@@ -158,16 +150,15 @@ def check_answer(model: RepositoryModel, target: Target) -> Iterator[str]:
     except Exception as error:  # ONNX Runtime raises its own classes, which share no base class
         yield str(error)
         return
+    yield from answer_differences(model, onnx_runner(session))
+
+
+def answer_differences(model: RepositoryModel, run: Runner) -> Iterator[str]:
+    """Report how a loaded model's answer for the stored sample differs from the stored one."""
     if not model.sampled:
         raise NotChecked("the model loads, but no sample was stored to compare answers")
-    try:
-        sample = read_sample(model.sample)
-        answers = onnx_runner(session)(sample.inputs)
-        apart = list(differences(answers, sample.answers, model.manifest))
-    except SaccadeError as error:
-        yield str(error)
-        return
-    yield from apart
+    sample = read_sample(model.sample)
+    yield from differences(run(sample.inputs), sample.answers, model.manifest)
 
 
 def differences(answers: Arrays, stored: Arrays, manifest: Manifest) -> Iterator[str]:

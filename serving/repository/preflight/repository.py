@@ -3,6 +3,8 @@
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -139,6 +141,15 @@ def target_of(
     return Target(line, bundled, tensorrt, memory, gpus())
 
 
+@contextmanager
+def not_checked_without(what: str) -> Iterator[None]:
+    """Refuse checks that need what cannot be read, which fails its own check."""
+    try:
+        yield
+    except SaccadeError:
+        raise NotChecked(f"{what} cannot be read") from None
+
+
 @dataclass(frozen=True)
 class RepositoryModel:
     """One model's folder.
@@ -187,10 +198,8 @@ class RepositoryModel:
     @cached_property
     def config(self) -> Any:
         """The parsed configuration; `NotChecked` if it cannot be read."""
-        try:
+        with not_checked_without("the configuration"):
             return self.parsed_config()
-        except SaccadeError:
-            raise NotChecked("the configuration cannot be read") from None
 
     def parsed_config(self) -> Any:
         """Return the parsed configuration.
@@ -218,20 +227,16 @@ class RepositoryModel:
     @cached_property
     def manifest(self) -> Manifest:
         """The manifest of the exported file."""
-        try:
+        with not_checked_without("the manifest"):
             return read_manifest(self.folder / (self.name + SUFFIX))
-        except SaccadeError:
-            raise NotChecked("the manifest cannot be read") from None
 
     @cached_property
     def engines(self) -> "dict[str, EngineManifest]":
         """The manifests of the plans, by compute capability."""
         engines = {}
         for path in sorted(self.folder.glob("engine-*.json")):
-            try:
+            with not_checked_without(path.name):
                 engines[path.stem.removeprefix("engine-")] = read_engine(path)
-            except SaccadeError:
-                raise NotChecked(f"{path.name} cannot be read") from None
         return engines
 
     @cached_property

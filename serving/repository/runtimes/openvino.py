@@ -21,7 +21,7 @@ from saccade.exporter.runtimes.openvino.runtime import (
 from saccade.exporter.runtimes.runners import Runner
 from saccade.serving.repository.model_config import MODEL_FILE, RUN_BATCH
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.model_checks import differences
+from saccade.serving.repository.preflight.model_checks import answer_differences
 from saccade.serving.repository.preflight.repository import NotChecked, RepositoryModel, Target
 from saccade.serving.repository.runtimes.served_runtime import (
     ONNXRUNTIMES_OWN,
@@ -32,7 +32,6 @@ from saccade.serving.repository.runtimes.served_runtime import (
     exported_files,
     refuse_options,
 )
-from saccade.serving.repository.stored_sample import read_sample
 
 _BF16, _THREADS = "HINT_BF16", "INFERENCE_NUM_THREADS"
 
@@ -56,11 +55,7 @@ def check_model(model: RepositoryModel, target: Target) -> Iterator[str]:
 def check_answer(model: RepositoryModel, target: Target) -> Iterator[str]:
     """Check that the model loads and gives the stored answer for the stored sample."""
     assert model.proto.graph.node, "a file beyond the limits of graphs is not loaded"
-    run = SERVED.runner(model)
-    if not model.sampled:
-        raise NotChecked("the model loads, but no sample was stored to compare answers")
-    sample = read_sample(model.sample)
-    yield from differences(run(sample.inputs), sample.answers, model.manifest)
+    yield from answer_differences(model, SERVED.runner(model))
 
 
 class ServedOpenVino(ServedRuntime):

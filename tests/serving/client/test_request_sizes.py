@@ -11,7 +11,7 @@ from saccade.serving.client import request_sizes, wire
 from saccade.serving.client.connection import ServerRefusedImage
 from saccade.serving.client.operations import finished
 from saccade.serving.client.request_sizes import FIRST_S, LEAST_S, Pacing, RequestSizes, Watch
-from saccade.serving.client.wire import Call, array_call, image_call
+from saccade.serving.client.wire import Call, array_call, image_input
 
 TARGET_S, FIRST_ROWS = request_sizes.TARGET_S, request_sizes.FIRST_ROWS
 FAST_S, VIT_B_S, HUGE_S = 0.001, 0.17, 10.0  # an image
@@ -58,7 +58,7 @@ class Server:
 
 def images(count, **more):
     files = [b"%d" % index for index in range(count)]
-    return image_call(files, (), {"budget": "1"}, **more)
+    return array_call({"image": image_input(files)}, (), {"budget": "1"}, **more)
 
 
 def numbers(count):
@@ -108,7 +108,7 @@ def test_kinds_of_requests_have_their_own_pace():
     server.ask(images(85))
     server.sent = []
     server.ask(array_call({"tokens": np.zeros((5, 1))}, (), {}))
-    server.ask(image_call([b"1"] * 5, (), {"budget": "0.5"}))
+    server.ask(array_call({"image": image_input([b"1"] * 5)}, (), {"budget": "0.5"}))
     assert server.sizes == [1, 4, 1, 4]
 
 
@@ -139,7 +139,8 @@ def test_requests_have_at_most_so_many_bytes(monkeypatch):
     monkeypatch.setattr(wire, "MAX_REQUEST_BYTES", 10)
     server = Server(0.0)
     server.ask(images(10))  # one byte each
-    large = image_call([b"1" * 6, b"2" * 6, b"3", b"4" * 60, b"5"], (), {"budget": "1"})
+    files = image_input([b"1" * 6, b"2" * 6, b"3", b"4" * 60, b"5"])
+    large = array_call({"image": files}, (), {"budget": "1"})
     server.sent = []
     server.ask(large)
     assert server.sizes == [1, 2, 1, 1]
