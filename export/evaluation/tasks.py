@@ -92,7 +92,7 @@ def task_asked(
     Raises: SaccadeError if the family does not support the task.
     """
     known = tasks_of(family, roles)
-    chosen = name or next(iter(known), None)
+    chosen = name or next(iter(known), "")
     check_one_of(f"--task of {subject} (family '{family}')", chosen, known)
     return chosen, known[chosen]
 

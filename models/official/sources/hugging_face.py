@@ -159,7 +159,7 @@ def architecture_of(official: Original, known: tuple[str, ...]) -> str:
     names = (official.config or {}).get("architectures")
     name = names[0] if isinstance(names, list) and names else names
     advice = "Load the model in such a class, and save it again."
-    check_one_of(f"{official.path}: the architecture in config.json", name, known, advice)
+    check_one_of(f"{official.path}: architectures of config.json", name, known, advice)
     return str(name)
 
 
