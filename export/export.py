@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from saccade.core.checks import did_you_mean
+from saccade.core.checks import check_one_of
 from saccade.core.errors import SaccadeError, require
-from saccade.core.files import new_folder, refuse_existing, sha256_of
+from saccade.core.files import check_digest, new_folder, refuse_existing, sha256_of
 from saccade.core.progress import Report, StepCounter, bar, progress_of, reporting
 from saccade.core.resources import check_export
 from saccade.exporter.artefact.manifest import Manifest, ParentEntry
@@ -124,11 +124,8 @@ def export(
 
 def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:
     known = sorted({name for component in model.components() for name in component.optional})
-    if unknown := sorted(set(wanted) - set(known)):
-        raise SaccadeError(
-            f"--outputs has {unknown[0]!r}, expected additional outputs of this model: "
-            f"{', '.join(known) or 'it has none'}.{did_you_mean(unknown[0], known)}"
-        )
+    for name in wanted:
+        check_one_of("--outputs", name, known, "These are the additional outputs of this model.")
 
 
 def _check_request(path: Path, options: ExportOptions, checkpoint: Checkpoint | Header) -> None:
@@ -187,8 +184,10 @@ def _copy_parent(checkpoint: Checkpoint, target: Path) -> None:
             f"{checkpoint.path}: cannot be copied to {target} ({error}). "
             "Free some space, or load the checkpoint from where it is now."
         ) from error
-    if (digest := sha256_of(target)) != checkpoint.sha256:
-        raise SaccadeError(
-            f"{checkpoint.path}: SHA-256 is {digest[:12]}..., was {checkpoint.sha256[:12]}... when "
-            "it was loaded. Wait until the process that writes it has finished, then export again."
-        )
+    check_digest(
+        checkpoint.path,
+        sha256_of(target),
+        checkpoint.sha256,
+        "when it was loaded",
+        "Wait until the process that writes it has finished, then export again.",
+    )

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from saccade.core.checks import check_one_of
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.core.schema import Range
 
@@ -107,10 +108,8 @@ class Op:
 
         `where` starts an error message, for example with the node's name.
         """
-        unknown = sorted(set(given) - set(self.attributes))
-        if unknown:
-            known = ", ".join(self.attributes) or "none"
-            raise SaccadeError(f"{where}: unknown attribute {unknown[0]!r}. It has: {known}.")
+        for name in given:
+            check_one_of(f"{where}: an attribute", name, self.attributes)
         values = {}
         for attribute in self.attributes.values():
             value = given.get(attribute.name, attribute.default)

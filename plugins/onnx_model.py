@@ -4,6 +4,7 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from saccade.core.checks import check_one_of
 from saccade.core.errors import SaccadeError, require
 from saccade.plugins.contract import DOMAIN, VERSION
 from saccade.plugins.ops import OPS
@@ -43,8 +44,7 @@ def check_nodes(proto: "onnx.ModelProto") -> tuple[str, ...]:
         if node.domain != DOMAIN:
             continue
         where = f"{DOMAIN}::{node.op_type} (node {node.name!r})"
-        if node.op_type not in OPS:
-            raise SaccadeError(f"{where}: no such op, expected one of: {', '.join(OPS)}.")
+        check_one_of(f"{where}: the op", node.op_type, OPS)
         op = OPS[node.op_type]
         for ports, actual, kind in (
             (op.inputs, node.input, "inputs"),

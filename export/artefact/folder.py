@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from saccade.core.errors import SaccadeError
-from saccade.core.files import json_bytes, sha256_of, write_atomically
+from saccade.core.files import check_digest, json_bytes, sha256_of, write_atomically
 from saccade.core.leftovers import only_writer
 from saccade.core.schema import AGAIN
 from saccade.exporter.artefact.frontier import (
@@ -136,11 +136,8 @@ class ArtefactFolder:
             stamp = (state.st_dev, state.st_ino, state.st_size, *times)
             if self._hashed.get(expected) == stamp:
                 continue
-            if (digest := sha256_of(path)) != expected.sha256:
-                raise SaccadeError(
-                    f"{path}: SHA-256 is {digest[:12]}..., its manifest has "
-                    f"{expected.sha256[:12]}... The file was changed after its export. {AGAIN}"
-                )
+            changed = f"The file was changed after its export. {AGAIN}"
+            check_digest(path, sha256_of(path), expected.sha256, "in its manifest", changed)
             if state.st_size != expected.bytes:
                 raise SaccadeError(
                     f"{path}: has {state.st_size} bytes, expected {expected.bytes} as in its "
@@ -188,12 +185,9 @@ class ArtefactFolder:
                 f"{self.path / entry.name}: missing, but the reference is computed from it. Copy "
                 f"the checkpoint with SHA-256 {entry.sha256[:12]}... there, or export again."
             )
-        if checkpoint.sha256 != entry.sha256:
-            raise SaccadeError(
-                f"{checkpoint.path}: SHA-256 is {checkpoint.sha256[:12]}..., the manifests name "
-                f"{entry.sha256[:12]}... as their parent. Put that checkpoint back, or export this "
-                "one."
-            )
+        put_back = "Put that checkpoint back, or export this one."
+        own = checkpoint.sha256
+        check_digest(checkpoint.path, own, entry.sha256, "in the manifests", put_back)
         return checkpoint
 
     @cached_property

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from saccade.core.checks import did_you_mean
+from saccade.core.checks import check_once, check_one_of
 from saccade.core.errors import SaccadeError
 from saccade.models.budget import BudgetLike, ComputeBudget, budget_text
 from saccade.models.checkpoint_folder import checkpoint_name
@@ -37,13 +37,10 @@ def variant_name(model: str, role: str, budget: str, precision: str) -> str:
     Raises: SaccadeError for a part that no variant can have.
     """
     check_model_name(model)
-    if role not in known_roles():
-        known = ", ".join(role for role in known_roles() if role)
-        raise SaccadeError(f"role {role!r} is not known. Known: {known}, or none.")
+    check_one_of("role", role, known_roles())
     if not _BUDGET_NAME.fullmatch(budget):
         raise SaccadeError(f"budget {budget!r}: expected 1 to 16 characters of a-z and 0-9.")
-    if precision not in PRECISIONS:
-        raise SaccadeError(f"precision {precision!r} is not known. Known: {', '.join(PRECISIONS)}.")
+    check_one_of("precision", precision, PRECISIONS)
     return "-".join(part for part in (model, role, budget, precision) if part)
 
 
@@ -78,13 +75,9 @@ def check_chosen(flag: str, given: tuple[str, ...], known: tuple[str, ...]) -> N
 
     Raises: SaccadeError otherwise.
     """
-    if unknown := [name for name in given if name not in known]:
-        raise SaccadeError(
-            f"--{flag} has {unknown[0]!r}, expected one or more of {', '.join(known)}, "
-            f"such as {','.join(known[:2])}.{did_you_mean(unknown[0], known)}"
-        )
-    if not given or len(set(given)) < len(given):
-        raise SaccadeError(f"--{flag} is {','.join(given) or 'empty'}, expected each name once.")
+    for name in given or ("",):
+        check_one_of(f"--{flag}", name, known, f"Pass one or more, as in {','.join(known[:2])}.")
+    check_once(f"--{flag}", given)
 
 
 def check_budgets(checkpoint: "Checkpoint | Header", given: Iterable[BudgetLike]) -> None:

@@ -33,7 +33,7 @@ from saccade.models.data.listops import (
 )
 from saccade.models.data.samples.images import pixels_sha256
 from saccade.models.data.samples.source import DataDescription
-from saccade.models.data.sequences import ModelInputs, sequences
+from saccade.models.data.sequences import SampleInputs, sequences
 from saccade.models.data.splits import SPLITS, drawn_rows, stratified_split
 from saccade.models.data.token_states import SUFFIXES, token_states
 from saccade.models.scores.classification import (
@@ -114,7 +114,7 @@ def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str)
 
     Raises: SaccadeError if the data does not fit it.
     """
-    taken = ModelInputs.of(
+    taken = SampleInputs.of(
         {spec.name: spec.shape for spec in model.component("", "image").inputs},
         model.runtime_metadata.get("vocabulary", ()),
     )
@@ -131,7 +131,7 @@ def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str)
 
 
 def _sequences(
-    path: str, split: str, taken: ModelInputs, options: EvaluateOptions
+    path: str, split: str, taken: SampleInputs, options: EvaluateOptions
 ) -> LabeledInputs:
     """Return `limit` samples of one split; token states stay in their file if large."""
     if taken.plain_tokens and Path(path).suffix.lower() in SUFFIXES:
@@ -244,7 +244,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     Raises: SaccadeError if no data fits the model.
     """
     role = variant.main.variant.role
-    taken = ModelInputs.of(
+    taken = SampleInputs.of(
         {spec.name: spec.shape for spec in variant.main.inputs},
         variant.runtime_metadata.get("vocabulary", ()),
     )

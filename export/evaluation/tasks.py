@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from saccade.core.errors import SaccadeError
+from saccade.core.checks import check_one_of
 from saccade.core.options import Options
 from saccade.core.schema import Natural, Range
 from saccade.exporter.artefact.manifest import VariantFiles
@@ -75,11 +75,9 @@ def tasks_of(family: str, roles: Collection[str] | None = None) -> dict[str, Eva
     """
     entry = entry_of(family)
     known = {**TASKS, **entry.own_tasks}
-    if unknown := [name for name in entry.tasks if name not in known]:
-        raise SaccadeError(
-            f"family '{family}' names the unknown task {unknown[0]!r}, expected some of "
-            f"{', '.join(known)}. Correct its ENTRY, or declare the task in `own_tasks`."
-        )
+    for name in entry.tasks:
+        advice = "Correct its ENTRY, or declare the task in `own_tasks`."
+        check_one_of(f"a task of family '{family}'", name, known, advice)
     tasks = {name: known[name] for name in entry.tasks}
     if roles is None:
         return tasks
@@ -94,12 +92,8 @@ def task_asked(
     Raises: SaccadeError if the family does not support the task.
     """
     known = tasks_of(family, roles)
-    chosen = name or next(iter(known), None)
-    if chosen not in known:
-        raise SaccadeError(
-            f"--task {chosen}: {subject} is of family '{family}', which supports "
-            f"{', '.join(known) or 'no task'}. Choose one of them."
-        )
+    chosen = name or next(iter(known), "")
+    check_one_of(f"--task of {subject} (family '{family}')", chosen, known)
     return chosen, known[chosen]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.core.checks import did_you_mean
+from saccade.core.checks import check_one_of
 from saccade.core.errors import SaccadeError
 from saccade.models.interface import Arrays, Component
 
@@ -73,11 +73,7 @@ def thresholds_of(precision: str, overrides: Mapping[str, float]) -> dict[str, f
     """
     row = THRESHOLDS[precision]
     for name, value in overrides.items():
-        if name not in row:
-            raise SaccadeError(
-                f"--threshold {name!r} is unknown for {precision}, expected one of: "
-                f"{', '.join(row)}.{did_you_mean(name, row)}"
-            )
+        check_one_of(f"--threshold of {precision}", name, row)
         if not value >= 0 or not np.isfinite(value):
             raise SaccadeError(f"--threshold {name} is {value}, expected a number of at least 0.")
     return {**row, **overrides}

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from saccade.core.checks import check_one_of
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, Component, TensorSpec
@@ -52,8 +53,7 @@ def gate_sizes(level: GateLevel, multiply_adds: int) -> GateSizes:
 
     Raises: SaccadeError for another level.
     """
-    if level not in (known := get_args(GateLevel)):
-        raise SaccadeError(f"gate {level!r:.60} is unknown, expected one of: {', '.join(known)}.")
+    check_one_of("gate", level, get_args(GateLevel))
     if level == "thorough":
         return THOROUGH
     if level == "quick":

@@ -13,7 +13,7 @@ import numpy as np
 
 from saccade.core.archives import ArchiveRefused, read_arrays
 from saccade.core.errors import SaccadeError
-from saccade.core.files import json_bytes, sha256_of, write_together
+from saccade.core.files import check_digest, json_bytes, sha256_of, write_together
 from saccade.core.json_text import parse_json
 from saccade.core.schema import Count, Natural, Positive, Probability, Range, Share
 from saccade.exporter.artefact.manifest import VariantFiles
@@ -230,11 +230,7 @@ def read_answers(content: PolicyFile, path: Path) -> Answers:
             f"{place}: missing; it contains the answers that {path.name} was certified with. "
             f"Put it back, if you have it. {again}"
         )
-    if (digest := sha256_of(place)) != content.answers_sha256:
-        raise SaccadeError(
-            f"{place}: SHA-256 is {digest[:12]}..., {path.name} names "
-            f"{content.answers_sha256[:12]}.... {again}"
-        )
+    check_digest(place, sha256_of(place), content.answers_sha256, f"in {path.name}", again)
     try:
         arrays = read_arrays(place)
     except (OSError, ArchiveRefused) as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
 
+from saccade.core.checks import check_one_of
 from saccade.core.errors import MissingPackage, SaccadeError
 from saccade.core.options import Options, choice_of
 from saccade.core.progress import Report, bar, reporting
@@ -141,10 +142,7 @@ def runtime_named(name: str) -> Runtime:
 
     Raises: SaccadeError if there is no such runtime.
     """
-    if name not in RUNTIMES:
-        raise SaccadeError(
-            f"runtime {name!r:.100} is unknown. Expected one of: {', '.join(RUNTIMES)}."
-        )
+    check_one_of("runtime", name, RUNTIMES)
     return cast(Runtime, imported(f"{__package__}.{RUNTIMES[name]}"))
 
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch.nn import functional as F
 
-from saccade.core.checks import did_you_mean
+from saccade.core.checks import check_once, check_one_of
 from saccade.core.errors import SaccadeError
 from saccade.models.image_decoding import ImageInput, fit
 
@@ -109,12 +109,9 @@ class Augment:
 
         Raises: SaccadeError if a word is unknown or given twice, or a number is out of range.
         """
-        given: dict[str, float] = {}
-        for word in words:
-            name, number = _word(word)
-            if name in given:
-                raise SaccadeError(f"--augment {word}: {name} is given twice. Pass it once.")
-            given[name] = number
+        numbers = [_word(word) for word in words]
+        check_once("--augment", [name for name, _ in numbers])
+        given = dict(numbers)
         if NO_CHANGE in given:
             if len(given) > 1:
                 raise SaccadeError(
@@ -170,12 +167,8 @@ def _word(word: str) -> tuple[str, float]:
     name, equals, text = word.partition("=")
     if name == NO_CHANGE and not equals:
         return name, 0.0
-    change = CHANGES.get(name)
-    if change is None:
-        raise SaccadeError(
-            f"--augment {word}: found no such change.{did_you_mean(name, CHANGES)} Choose from "
-            f"{', '.join(CHANGES)}, or pass {NO_CHANGE}."
-        )
+    check_one_of("--augment", name, CHANGES, f"Or pass {NO_CHANGE}.")
+    change = CHANGES[name]
     if not equals:
         return name, change.usual
     try:

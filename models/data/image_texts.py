@@ -138,8 +138,10 @@ def load_pairs(
     """
     given = _given(name, asked)
     check_data(name, EXPECTED, (), ".json", *FORMATS)
-    how = {"preprocessing": preprocessing, "side_px": side_px, "asked": asked}
-    return captioned_split(open_captions(name, given), name, split, **how)
+    source = open_captions(name, given)
+    return captioned_split(
+        source, name, split, preprocessing=preprocessing, side_px=side_px, asked=asked
+    )
 
 
 @keeps_loaded

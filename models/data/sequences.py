@@ -51,7 +51,7 @@ _SHOWN = 10  # unreadable rows in notes
 
 
 @dataclass(frozen=True)
-class ModelInputs:
+class SampleInputs:
     """The inputs of a model. A number that is 0 is left to the data, as is an empty vocabulary."""
 
     kind: str  # image, tokens, points, characters or bytes
@@ -64,7 +64,7 @@ class ModelInputs:
     condition_most: int = 0  # condition tokens per sample
 
     @classmethod
-    def of(cls, shapes: Mapping[str, Sequence[Any]], vocabulary: Any = ()) -> "ModelInputs":
+    def of(cls, shapes: Mapping[str, Sequence[Any]], vocabulary: Any = ()) -> "SampleInputs":
         """Return what inputs of these names and shapes take; the first axis is the batch.
 
         `vocabulary` is that of characters; of other inputs, it is ignored.
@@ -113,7 +113,7 @@ class SequenceArrays(LabeledArrays):
             [n m c] float32, condition_lengths [n]; second inputs of pairs end in _b.
     """
 
-    def __init__(self, path: Path, takes: ModelInputs, given: DataDescription) -> None:
+    def __init__(self, path: Path, takes: SampleInputs, given: DataDescription) -> None:
         names = _array_names(takes)
         also = ("lengths", "lengths" + SECOND, "condition_lengths", "split")
         arrays = npz_arrays(path, names, also)
@@ -145,8 +145,8 @@ class SequenceArrays(LabeledArrays):
         return tuple(found)
 
     def conditions(
-        self, rows: np.ndarray, takes: ModelInputs
-    ) -> tuple[dict[str, np.ndarray], ModelInputs]:
+        self, rows: np.ndarray, takes: SampleInputs
+    ) -> tuple[dict[str, np.ndarray], SampleInputs]:
         """Return the condition tokens of these rows and their lengths."""
         self._check("condition", "condition")
         array = self.arrays["condition"]
@@ -159,7 +159,7 @@ class SequenceArrays(LabeledArrays):
         return more, replace(takes, condition_most=most)
 
 
-def _array_names(takes: ModelInputs) -> tuple[str, ...]:
+def _array_names(takes: SampleInputs) -> tuple[str, ...]:
     """Return the arrays that an .npz must have; lengths of points and conditions may be absent."""
     first = "images" if takes.kind == "image" else takes.kind
     names = [first, first + SECOND][: takes.sets]
@@ -185,7 +185,7 @@ class _Samples:
     points: bool = False  # in files
 
 
-def _open(name: str, takes: ModelInputs, asked: DataOptions) -> _Samples:
+def _open(name: str, takes: SampleInputs, asked: DataOptions) -> _Samples:
     path, given = Path(name), DataDescription.of(asked.labels, asked.data_root)
     suffix = path.suffix.lower()
     if suffix == ".npz" and path.exists():
@@ -218,7 +218,7 @@ def _open(name: str, takes: ModelInputs, asked: DataOptions) -> _Samples:
     )
 
 
-def _expected(takes: ModelInputs) -> str:
+def _expected(takes: SampleInputs) -> str:
     files = {
         "points": "a folder of class folders, a .csv or a .jsonl of point files "
         f"({' '.join(sorted(READERS))}), or ",
@@ -284,7 +284,7 @@ class Sequences:
     class_names: tuple[str, ...]
     name: str
     split: str
-    takes: ModelInputs  # with the numbers that the data decided
+    takes: SampleInputs  # with the numbers that the data decided
     sha256: str = field(repr=False)
     skipped: int = 0  # unreadable rows that were left out
 
@@ -293,7 +293,7 @@ class Sequences:
 def sequences(
     name: str,
     split: str,
-    takes: ModelInputs,
+    takes: SampleInputs,
     asked: DataOptions | None = None,
     limit: int | None = None,
 ) -> Sequences:
@@ -350,8 +350,8 @@ def _read(
 
 
 def _together(
-    name: str, samples: list[tuple[Any, ...]], takes: ModelInputs, opened: _Samples
-) -> tuple[dict[str, np.ndarray], ModelInputs]:
+    name: str, samples: list[tuple[Any, ...]], takes: SampleInputs, opened: _Samples
+) -> tuple[dict[str, np.ndarray], SampleInputs]:
     """Return the samples as padded arrays by input name, and what they decide."""
     if takes.kind == "image":
         both = [np.stack([sample[place] for sample in samples]) for place in range(takes.sets)]
@@ -406,8 +406,8 @@ def _as_bytes(text: Any) -> np.ndarray:
 
 
 def _characters(
-    name: str, samples: list[tuple[Any, ...]], takes: ModelInputs, own: tuple[str, ...]
-) -> tuple[ModelInputs, list[tuple[Any, ...]]]:
+    name: str, samples: list[tuple[Any, ...]], takes: SampleInputs, own: tuple[str, ...]
+) -> tuple[SampleInputs, list[tuple[Any, ...]]]:
     """Return the samples as indices into the vocabulary, which is that of the model or the data."""
     texts = isinstance(samples[0][0], str)
     if not texts:

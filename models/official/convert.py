@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from saccade.core.checks import check_one_of
 from saccade.core.errors import SaccadeError
 from saccade.core.files import refuse_existing, sha256_of
 from saccade.core.machine import version_of
@@ -372,8 +373,7 @@ def _check_out(options: ConvertOptions) -> None:
 
 
 def _check(source: str, options: ConvertOptions) -> None:
-    if source not in SOURCES:
-        raise SaccadeError(f"source '{source}' is unknown. Choose one of: {', '.join(SOURCES)}.")
+    check_one_of("source", source, SOURCES)
     _check_out(options)
     for name in OPTIONAL:
         given = getattr(options, name)

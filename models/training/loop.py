@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from saccade.core.checks import check_one_of
 from saccade.core.errors import SaccadeError
 from saccade.core.files import write_atomically
 from saccade.core.json_text import parse_json
@@ -163,10 +164,7 @@ class Run:
 
     def __init__(self, task: Task, options: TrainOptions, group: Group = ALONE) -> None:
         recipe = task.recipe
-        if recipe.schedule not in SCHEDULES:
-            raise SaccadeError(
-                f"recipe: schedule is {recipe.schedule!r}, expected {' or '.join(SCHEDULES)}."
-            )
+        check_one_of("recipe: schedule", recipe.schedule, SCHEDULES)
         self.task, self.options, self.recipe, self.group = task, options, recipe, group
         self.device = torch.device(options.device)
         task.model.to(self.device)

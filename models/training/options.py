@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from saccade.core.checks import did_you_mean
+from saccade.core.checks import check_one_of
 from saccade.core.errors import SaccadeError
 from saccade.core.json_text import JSONRefused, parse_json
 from saccade.core.options import Options
@@ -163,12 +163,8 @@ def check_fields(config_class: Any, given: Mapping[str, Any], known: Sequence[st
     Raises: SaccadeError naming the first that is neither.
     """
     names = (*(field.name for field in fields(config_class)), *known)
-    for key, value in given.items():
-        if key not in names:
-            raise SaccadeError(
-                f"--set {key}={value}: this model has no field {key!r}.{did_you_mean(key, names)} "
-                f"Choose one of: {', '.join(names)}."
-            )
+    for key in given:
+        check_one_of("--set: a field of this model", key, names)
 
 
 # Fields that a checkpoint shares with the data it is trained on further.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from saccade.core import limits
-from saccade.core.checks import did_you_mean
+from saccade.core.checks import check_one_of
 from saccade.core.errors import SaccadeError, require
 from saccade.core.files import read_regular
 from saccade.core.schema import WrongValue, typed
@@ -41,20 +41,13 @@ def read_recipe(path: Path) -> tuple[str | None, dict[str, Any]]:
     values: dict[str, Any] = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")
-        if name not in kinds:
-            raise SaccadeError(
-                f"{path}: found the key {str(key)!r:.80}, expected an option of `saccade train`."
-                f"{did_you_mean(name, kinds)} Its options: {', '.join(kinds)}."
-            )
+        check_one_of(f"{path}: an option", name, kinds, "See: saccade train FAMILY --help")
         if name in values:
             raise SaccadeError(f"{path}: gives {name} twice. Give it once.")
         values[name] = _checked(path, name, kinds[name], value)
     family = values.pop(FAMILY, None)
-    if family is not None and family not in FAMILIES:
-        raise SaccadeError(
-            f"{path}: family: found {family!r:.80}, expected one of {', '.join(FAMILIES)}."
-            f"{did_you_mean(family, FAMILIES)}"
-        )
+    if family is not None:
+        check_one_of(f"{path}: family", family, FAMILIES)
     return family, values
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from saccade.core.checks import did_you_mean
+from saccade.core.checks import check_once, check_one_of
 from saccade.core.errors import SaccadeError, require
 from saccade.models.training.options import TrainOptions
 
@@ -82,13 +82,8 @@ def check_log_to(names: Sequence[str]) -> None:
     Raises: SaccadeError for an unknown name or both kinds of W&B, MissingPackage for a package.
     """
     for name in names:
-        if name not in _NEEDS:
-            raise SaccadeError(
-                f"--log-to: found {name!r:.60}, expected one of {', '.join(_NEEDS)}."
-                f"{did_you_mean(name, _NEEDS)}"
-            )
-        if names.count(name) > 1:
-            raise SaccadeError(f"--log-to names {name} twice. Name it once.")
+        check_one_of("--log-to", name, _NEEDS)
+    check_once("--log-to", names)
     if {"wandb", "wandb-online"} <= {*names}:
         raise SaccadeError(
             "--log-to: found wandb and wandb-online, expected one of them. wandb writes files only."

@@ -83,12 +83,12 @@ def test_an_entry_that_names_what_there_is_not_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "wrong_family", module)
     monkeypatch.setitem(FAMILIES, "wrong", "wrong_family")
     with pytest.raises(
-        SaccadeError, match=r"'wrong' names the unknown task 'top2', expected .*top1.*top3"
+        SaccadeError, match=r"a task of family 'wrong' is 'top2', expected .*top1.*top3"
     ):
         task_asked("wrong", None, "it")
     assert variant_name("m", "paint", "b1000", "fp32") == "m-paint-b1000-fp32"
     monkeypatch.delattr(module, "ENTRY")
-    with pytest.raises(SaccadeError, match="role 'paint' is not known"):
+    with pytest.raises(SaccadeError, match="role is 'paint', expected one of"):
         monkeypatch.delitem(FAMILIES, "wrong")
         variant_name("m", "paint", "b1000", "fp32")
     monkeypatch.setitem(FAMILIES, "wrong", "wrong_family")

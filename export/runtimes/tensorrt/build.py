@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from saccade.core.checks import check_one_of
 from saccade.core.errors import SaccadeError
 from saccade.core.files import (
     new_folder,
@@ -126,11 +127,8 @@ def check_axes(manifests: Sequence[Manifest], axes: Mapping[str, Range]) -> None
     """
     inputs = [spec for manifest in manifests for spec in manifest.inputs]
     known = {axis for spec in inputs for axis in spec.shape if isinstance(axis, str)} - {BATCH}
-    if unknown := sorted(set(axes) - known):
-        raise SaccadeError(
-            f"--axis {unknown[0]}: no input has such an axis. Expected, besides the batch: "
-            f"{', '.join(sorted(known)) or 'none'}."
-        )
+    for axis in axes:
+        check_one_of("--axis", axis, sorted(known), "For the batch, use --batch.")
 
 
 def check_batch(manifest: Manifest, batch: Range) -> None:
@@ -267,13 +265,10 @@ def chosen_variants(artefact: ArtefactFolder, wanted: tuple[str, ...]) -> list[M
     """
     names = [manifest.variant.name for manifest in artefact.manifests]
     for name in wanted:
-        if name not in names:
-            precision = name.rpartition("-")[2]
-            flag = f" --precision {precision}" if precision in PRECISIONS else ""
-            raise SaccadeError(
-                f"{artefact}: has no variant {name!r}, only {', '.join(names)}. The precision is "
-                f"chosen when a variant is exported: saccade export CHECKPOINT{flag}"
-            )
+        precision = name.rpartition("-")[2]
+        flag = f" --precision {precision}" if precision in PRECISIONS else ""
+        make = f"The precision is chosen on export: saccade export CHECKPOINT{flag}"
+        check_one_of(f"{artefact}: a variant", name, names, make)
     chosen = [
         manifest for manifest in artefact.manifests if not wanted or manifest.variant.name in wanted
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from saccade.core.errors import SaccadeError
-from saccade.core.files import json_bytes, write_atomically
+from saccade.core.files import check_digest, json_bytes, write_atomically
 from saccade.exporter.artefact.manifest import (
     FILE_NAME,
     SUFFIX,
@@ -142,11 +142,9 @@ def plan_bytes(path: Path, manifest: EngineManifest) -> bytes:
             f"A plan is executable code: it is not loaded. {AGAIN}"
         )
     data = path.read_bytes()
-    if (digest := hashlib.sha256(data).hexdigest()) != manifest.file.sha256:
-        raise SaccadeError(
-            f"{path}: SHA-256 is {digest[:12]}..., its manifest has "
-            f"{manifest.file.sha256[:12]}... A plan is executable code: it is not loaded. {AGAIN}"
-        )
+    refused = f"A plan is executable code: it is not loaded. {AGAIN}"
+    digest = hashlib.sha256(data).hexdigest()
+    check_digest(path, digest, manifest.file.sha256, "in its manifest", refused)
     return data
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from saccade.core.errors import SaccadeError, ShapeError, require
-from saccade.core.files import sha256_of
+from saccade.core.files import check_digest, sha256_of
 from saccade.core.worker import Worker, WorkerEnded
 from saccade.exporter.runtimes.gpu import Gpu, gpu_at_hand
 from saccade.exporter.runtimes.runners import Runner
@@ -119,12 +119,9 @@ def check_fits(plan: Path, manifest: EngineManifest, gpu: Gpu | None) -> None:
                 f"{plan}: needs the plugin library {name}, which is missing. "
                 "Build it with: make plugins-tensorrt TENSORRT_INCLUDE_DIR=DIR"
             )
-        if (actual := sha256_of(TENSORRT_LIBRARY)) != digest:
-            raise SaccadeError(
-                f"{plan}: was built with another {name} (SHA-256 {digest[:12]}..., here "
-                f"{actual[:12]}...). Put that library back, or build again with: "
-                "saccade build ARTEFACT"
-            )
+        put_back = "Put that library back, or build again with: saccade build ARTEFACT"
+        actual = sha256_of(TENSORRT_LIBRARY)
+        check_digest(TENSORRT_LIBRARY, actual, digest, f"when {plan} was built", put_back)
 
 
 def look_inside(plan: Path, manifest: EngineManifest, data: bytes) -> Contents:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
 from saccade.models.data.datasets import image_fields
-from saccade.models.data.sequences import ModelInputs, Sequences, has_conditions, sequences
+from saccade.models.data.sequences import SampleInputs, Sequences, has_conditions, sequences
 from saccade.models.data.splits import calibration_rows
 from saccade.models.nac.components import model_arguments
 from saccade.models.nac.training.circuit_task import CircuitTask
@@ -28,12 +28,12 @@ def takes_sequences(options: TrainOptions) -> bool:
     return not _takes(options).is_image
 
 
-def _takes(options: TrainOptions) -> ModelInputs:
+def _takes(options: TrainOptions) -> SampleInputs:
     kind = options.value("input", "image")
     vocabulary = options.value("vocabulary", ()) if kind == "characters" else ()
     # Without conditions in the data, the input tokens are the condition.
     given = options.value("condition_dim", 0) or has_conditions(options.data)
-    return ModelInputs(
+    return SampleInputs(
         kind,
         options.value("input_sets", 1),
         options.value("max_tokens", 0),

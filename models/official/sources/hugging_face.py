@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Annotated, Any, Literal, NamedTuple
 
+from saccade.core.checks import check_one_of
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count, Range
 from saccade.models.official.authors_images import AuthorsImages
@@ -145,12 +146,8 @@ def check_type(path: str, config: Mapping[str, Any]) -> str:
             "weights: saccade convert FOLDER --out NAME.safetensors"
         )
     kind = str(config["model_type"])
-    if kind not in CONVERTERS:
-        raise SaccadeError(
-            f"{path}: config.json has model_type {kind!r:.60}, expected one of "
-            f"{', '.join(CONVERTERS)}. {_CLOSEST.get(kind, 'saccade has no family for it')}. "
-            f"{_TRAIN}"
-        )
+    advice = f"{_CLOSEST.get(kind, 'saccade has no family for it')}. {_TRAIN}"
+    check_one_of(f"{path}: model_type of config.json", kind, CONVERTERS, advice)
     return kind
 
 
@@ -161,11 +158,8 @@ def architecture_of(official: Original, known: tuple[str, ...]) -> str:
     """
     names = (official.config or {}).get("architectures")
     name = names[0] if isinstance(names, list) and names else names
-    if name not in known:
-        raise SaccadeError(
-            f"{official.path}: config.json has architectures {names!r:.80}, expected one of "
-            f"{', '.join(known)}. Load the model in such a class, and save it again."
-        )
+    advice = "Load the model in such a class, and save it again."
+    check_one_of(f"{official.path}: architectures of config.json", name, known, advice)
     return str(name)
 
 

@@ -2,19 +2,33 @@
 """Checks of arguments: one of several values, or a number within bounds."""
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Range
 
 
-def check_one_of(name: str, value: object, names: Collection[object]) -> None:
-    """Check that a value is one of these.
+def check_one_of(name: str, value: object, names: Collection[object], advice: str = "") -> None:
+    """Check that a value is one of these; `advice` ends the message.
 
-    Raises: SaccadeError if it is not.
+    Raises: SaccadeError if it is not, with the most similar one.
     """
     if value not in names:
-        raise SaccadeError(f"{name} is {value!r}, expected one of {', '.join(map(str, names))}.")
+        known = [str(one) for one in names]
+        raise SaccadeError(
+            f"{name} is {value!r:.100}, expected one of {', '.join(known) or 'none'}."
+            f"{did_you_mean(str(value), known)}{advice and ' '}{advice}"
+        )
+
+
+def check_once(name: str, values: Sequence[object]) -> None:
+    """Check that no value is there twice.
+
+    Raises: SaccadeError for the first that is.
+    """
+    for value in values:
+        if values.count(value) > 1:
+            raise SaccadeError(f"{name} has {value} twice. Pass it once.")
 
 
 def check_within(name: str, value: float, bounds: Range) -> None:

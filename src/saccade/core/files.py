@@ -130,6 +130,17 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_digest(path: Path, found: str, expected: str, where: str, advice: str) -> None:
+    """Compare the SHA-256 of a file with the one that is expected, `where` it stands.
+
+    Raises: SaccadeError if they differ; `advice` ends its message.
+    """
+    if found != expected:
+        raise SaccadeError(
+            f"{path}: SHA-256 is {found[:12]}..., expected {expected[:12]}... as {where}. {advice}"
+        )
+
+
 def json_bytes(value: Any) -> bytes:
     """Return canonical JSON, with sorted keys: equal values give equal bytes."""
     return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()

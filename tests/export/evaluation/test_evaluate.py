@@ -310,7 +310,7 @@ def test_splits_of_ones_own_samples(tiny_checkpoint: Path, tmp_path: Path, monke
 
 
 def test_what_does_not_fit_is_refused(tiny_checkpoint: Path):
-    with pytest.raises(SaccadeError, match=r"--task ari.*top1, knn, probe"):
+    with pytest.raises(SaccadeError, match=r"--task of .*'ari'.*top1, knn, probe"):
         evaluate(tiny_checkpoint, EvaluateOptions(task="ari"))
     with pytest.raises(SaccadeError, match="--positions left: only the task ari supports"):
         evaluate(tiny_checkpoint, EvaluateOptions(positions="left"))

@@ -278,5 +278,5 @@ def test_folding_does_not_change_weights_that_are_stored_in_float64(
 
 
 def test_an_unknown_level_is_refused(tiny_folder: Path) -> None:
-    with pytest.raises(SaccadeError, match=r"gate 'slow'.*quick, standard, thorough"):
+    with pytest.raises(SaccadeError, match=r"gate is 'slow'.*quick, standard, thorough"):
         verify(tiny_folder, "slow")  # type: ignore[arg-type]

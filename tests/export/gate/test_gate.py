@@ -384,7 +384,7 @@ def test_what_is_not_a_number_is_above_any_threshold() -> None:
     for value in (np.nan, np.inf, -1.0):
         with pytest.raises(SaccadeError, match="expected a number of at least 0"):
             thresholds_of("fp32", {"relative_error": value})
-    with pytest.raises(SaccadeError, match="--threshold 'speed' is unknown for fp32"):
+    with pytest.raises(SaccadeError, match="--threshold of fp32 is 'speed'"):
         thresholds_of("fp32", {"speed": 1.0})
 
 

@@ -206,14 +206,14 @@ def test_with_both_each_is_drawn_for_half_of_the_batches() -> None:
 
 
 REFUSED = {
-    "flop": "--augment flop: found no such change. Did you mean flip.",
+    "flop": "--augment is 'flop', expected one of .* Did you mean flip.",
     "crop=2": "--augment crop=2: expected a number above 0 and at most 1 .least share of the",
     "flip=0": "expected a number above 0",
     "jitter=": "expected a number above 0",
     "erasing=nan": "expected a number above 0",
     "randaugment=11": "at most 10",
-    "none=1": "found no such change",
-    "flip,flip=0.1": "flip is given twice",
+    "none=1": "Or pass none",
+    "flip,flip=0.1": "has flip twice",
     "none,flip": "found none with other changes",
 }
 

@@ -15,7 +15,7 @@ from saccade.core.errors import SaccadeError
 from saccade.models.data.listops import Grammar, as_bytes, listops, most_bytes, most_tokens
 from saccade.models.data.options import DataOptions
 from saccade.models.data.samples.point_clouds import in_unit_sphere
-from saccade.models.data.sequences import ModelInputs as Input
+from saccade.models.data.sequences import SampleInputs as Input
 from saccade.models.data.sequences import Sequences, sequences
 
 COUNT = 20

@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_refused_before_it_is_read(
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown source": ({"source": "timm"}, "'timm' is unknown.*sparo-clip, open-clip"),
+    "unknown source": ({"source": "timm"}, "source is 'timm'.*sparo-clip, open-clip"),
     "another ending": ({"out": Path("x.pt")}, "ends in .safetensors"),
     "labels missing": ({"labels": None}, "3 classes, found 0 labels.*--labels"),
     "no such labels": ({"labels": Path("none.txt")}, "none.txt: cannot be read"),

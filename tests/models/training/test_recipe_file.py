@@ -95,14 +95,18 @@ def test_a_printed_recipe_is_accepted(tmp_path: Path, asked: Any, capsys: Any) -
 
 
 WRONG = {
-    "another key": ("r.toml", "lerning_rate = 1", "key 'lerning_rate'.*Did you mean learning_rate"),
+    "another key": (
+        "r.toml",
+        "lerning_rate = 1",
+        "option is 'lerning_rate'.*Did you mean learning_rate",
+    ),
     "a text": ("r.toml", 'steps = "many"', "steps: found 'many', expected a whole number"),
     "a fraction": ("r.toml", "steps = 1.5", "steps: found 1.5, expected a whole number"),
     "no choice": ("r.toml", 'recipe = "quik"', "recipe: found 'quik', expected one of quick, sh"),
     "a date": ("r.toml", "set = {a = 2020-01-01}", "set: found .* texts, numbers, true or false"),
     "no list": ("r.toml", 'freeze = "trunk"', "freeze: found 'trunk', expected a list"),
     "twice": ("r.toml", "skip_bad = 1\nskip-bad = 1", "gives skip_bad twice"),
-    "another family": ("r.toml", 'family = "nacs"', "family: found 'nacs'.*Did you mean nac"),
+    "another family": ("r.toml", 'family = "nacs"', "family is 'nacs'.*Did you mean nac"),
     "no TOML": ("r.toml", "steps = ", "cannot be read as TOML"),
     "deep": ("r.toml", "set = {a = " + "[" * 5000 + "]" * 5000 + "}", "cannot be read as TOML"),
     "no YAML": ("r.yaml", "a: [", "cannot be read as YAML"),

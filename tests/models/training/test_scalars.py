@@ -140,7 +140,7 @@ def test_only_wandb_online_sends_anything(calls: list[Any], tmp_path: Path) -> N
 WRONG = {
     ("tensorbord",): "Did you mean tensorboard",
     ("wandb", "wandb-online"): "expected one of them",
-    ("wandb", "wandb"): "names wandb twice",
+    ("wandb", "wandb"): "has wandb twice",
 }
 
 

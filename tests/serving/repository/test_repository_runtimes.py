@@ -126,7 +126,7 @@ def test_another_checkpoint_beside_the_artefacts_is_refused(artefacts, tmp_path,
     other = tiny.artefacts(tmp_path / "other", checkpoint=False)
     for name in (FULL, HALF):
         shutil.copyfile(other / f"{name}.manifest.json", folder / f"{name}.manifest.json")
-    with pytest.raises(SaccadeError, match=r"manifests name 000000000000.* as their parent"):
+    with pytest.raises(SaccadeError, match=r"expected 000000000000.* as in the manifests"):
         deploy(folder, RepositoryOptions(out))
     assert not out.exists()
 
@@ -239,7 +239,7 @@ WRONG = {
         {"runtime": "tensorrt", "engines": ("x",), "op_library": False}, "ONNX Runtime only",
     ),
     "a runtime that no server has": ({"runtime": "tensorrt-rtx"}, "expected onnxruntime or open"),
-    "a runtime that is none": ({"runtime": "tensorr"}, "'tensorr' is unknown. Expected one of"),
+    "a runtime that is none": ({"runtime": "tensorr"}, "'tensorr', expected one of"),
     "threads for plans": ({"runtime": "tensorrt", "engines": ("x",), "threads": 2}, "--threads"),
     "no instances": ({"instance_count": 0}, "--instance-count: found 0"),
     "no queue": ({"max_queue": 0}, "--max-queue: found 0"),
