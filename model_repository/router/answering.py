@@ -106,9 +106,7 @@ class Answering:
         role = component_for(self.family.components(), inputs)
         if not choice.wish or self._adapts(choice, role, set(outputs) - {LANES}):
             return role, choice
-        if (
-            choice.followed is None
-        ):  # `max_latency_ms` then has the meaning that it has without load
+        if choice.followed is None:  # `max_latency_ms` then means what it means without load
             own_names = self.family.parameters
             choice = choice._replace(route=choose(self.routes, choice.parameters, own_names))
         return role, choice._replace(wish=None)

@@ -213,7 +213,7 @@ def policy_works(
     if not policy_files(folder.path):
         return PolicyWorks()
     require("scipy.stats", extra="bench")
-    found: dict[str, tuple[Policy, PolicyFile]] = {}
+    policies: dict[str, tuple[Policy, PolicyFile]] = {}
     left_out = []
     for report in check_certificates(folder.path, folder.variants):
         policy, content, reason = report.policy, report.file, report.problem or ""
@@ -221,22 +221,22 @@ def policy_works(
             pass
         elif content.runtime.partition(" ")[0] != runtime.name:
             reason = f"it was calibrated with {content.runtime}, not with {runtime.name}"
-        elif report.name in found:
+        elif report.name in policies:
             reason = "another file has a policy of the same name"
         else:
-            found[report.name] = policy, content
+            policies[report.name] = policy, content
         if reason:
             left_out.append((report.name, reason))
-    if not found:
+    if not policies:
         return PolicyWorks(left_out=tuple(left_out))
     first = models[0]
     named, task = task_asked(first.family, options.task, first.name, first.components)
     if task.decide:
         decide: Decide = imported(task.decide)
-        works = _of_classifiers(folder, found, models, decide, options)
+        works = _of_classifiers(folder, policies, models, decide, options)
     elif task.scored_segments:
         segment: SegmentScored = imported(task.scored_segments)
-        works = of_segmenters(found, models, segment(first, options), scores, options.seed)
+        works = of_segmenters(policies, models, segment(first, options), scores, options.seed)
     else:
         every = tasks_of(first.family, first.components)
         others = [name for name, other in every.items() if other.decide]
@@ -244,13 +244,13 @@ def policy_works(
             f"the task {named} does not score answers of one class each, among which a policy "
             f"chooses. Measure with --task {others[0] if others else 'of a classifier'}"
         )
-        works = PolicyWorks(left_out=tuple((name, reason) for name in found))
+        works = PolicyWorks(left_out=tuple((name, reason) for name in policies))
     return replace(works, left_out=(*left_out, *works.left_out))
 
 
 def _of_classifiers(
     folder: ArtefactFolder,
-    found: _Policies,
+    policies: _Policies,
     models: Sequence[EvaluatedModel],
     decide: Decide,
     options: EvaluateOptions,
@@ -261,24 +261,24 @@ def _of_classifiers(
         raise SaccadeError(f"{decider.name}: has no labels. Pass labeled data with --data.")
     labelling = Labelling(*decider.labelling) if decider.labelling else None
     left_out = {}
-    for name, (_, content) in found.items():
+    for name, (_, content) in policies.items():
         path = folder.path / f"{content.name}{SUFFIX}"
         if labelling and (problem := labels_problem(content, path, labelling)):
             left_out[name] = problem
-    found = {name: one for name, one in found.items() if name not in left_out}
+    policies = {name: one for name, one in policies.items() if name not in left_out}
     runs, logits = {}, {}
-    for model in _needed(found, models):
+    for model in _needed(policies, models):
         variant = decider.variant(model)
         runs[model.name], logits[model.name] = variant.run, variant.logits()
     rows = _drawn(len(decider.labels), options.seed)
     inputs = {name: array[rows] for name, array in decider.inputs.items()}
     answers = classified(logits, decider.labels, decider.name, decider.sha256, labelling)
-    works = _works(found, runs, inputs, LOGITS)
+    works = _works(policies, runs, inputs, LOGITS)
     return PolicyWorks(works, answers, tuple(left_out.items()))
 
 
 def of_segmenters(
-    found: _Policies,
+    policies: _Policies,
     models: Sequence[EvaluatedModel],
     scored: Segmenter,
     scores: Mapping[str, np.ndarray],
@@ -288,10 +288,10 @@ def of_segmenters(
 
     Each calibration may compare with another full model.
     """
-    full = {content.full for _, content in found.values()}
+    full = {content.full for _, content in policies.values()}
     owners, confidence = {}, {}
     agreement: dict[tuple[str, str], np.ndarray] = {}
-    needed = _needed(found, models)
+    needed = _needed(policies, models)
     for model in sorted(needed, key=lambda model: model.name not in full):
         segments = scored.segments(model)
         confidence[model.name] = segments.confidence
@@ -316,13 +316,13 @@ def of_segmenters(
     )
     runs = {model.name: scored.of(model) for model in needed}
     inputs = scored.inputs(_drawn(len(scored.images), seed))
-    return PolicyWorks(_works(found, runs, inputs, MASKS), answers)
+    return PolicyWorks(_works(policies, runs, inputs, MASKS), answers)
 
 
-def _needed(found: _Policies, models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
+def _needed(policies: _Policies, models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     """Return the variants of these policies, and those that they are compared with."""
-    names = {step.variant for policy, _ in found.values() for step in policy.steps}
-    names |= {content.full for _, content in found.values()}
+    names = {step.variant for policy, _ in policies.values() for step in policy.steps}
+    names |= {content.full for _, content in policies.values()}
     return [model for model in models if model.name in names]
 
 
@@ -332,10 +332,10 @@ def _drawn(count: int, seed: int) -> np.ndarray:
 
 
 def _works(
-    found: _Policies, runs: Mapping[str, Run], inputs: Arrays, decides: str
+    policies: _Policies, runs: Mapping[str, Run], inputs: Arrays, decides: str
 ) -> tuple[PolicyWork, ...]:
     works = []
-    for policy, content in found.values():
+    for policy, content in policies.values():
         own = tuple(runs[step.variant] for step in policy.steps)
         works.append(PolicyWork(policy, content, own, inputs, decides))
     return tuple(works)

@@ -97,7 +97,7 @@ class Segmentation:
 _Answer = TypeVar("_Answer", Classification, Segmentation)
 
 
-def marked(answers: list[_Answer], result: Any, marks: Sequence[str]) -> list[_Answer]:
+def with_marks(answers: list[_Answer], result: Any, marks: Sequence[str]) -> list[_Answer]:
     """Return answers with these of `BY_LOAD`, outputs of the same request."""
     columns = [output(result, name).reshape(-1).tolist() for name in marks]
     rows = zip(answers, *columns, strict=True)
@@ -114,7 +114,7 @@ def classifications(result: Any, marks: Sequence[str] = ()) -> list[Classificati
         Classification(tuple(_label(entry) for entry in row), variant)
         for row, variant in zip(rows, texts(result, "variant"), strict=True)
     ]
-    return marked(answers, result, marks)
+    return with_marks(answers, result, marks)
 
 
 def best_first(probabilities: np.ndarray, top: int) -> np.ndarray:
@@ -153,7 +153,7 @@ def segmentations(result: Any, names: tuple[str, ...]) -> list[Segmentation]:
         )
         for index, variant in enumerate(texts(result, "variant"))
     ]
-    return marked(answers, result, [name for name in BY_POLICY if name in names])
+    return with_marks(answers, result, [name for name in BY_POLICY if name in names])
 
 
 def captions(result: Any) -> list[Caption]:

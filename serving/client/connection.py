@@ -15,6 +15,31 @@ _LARGEST_MESSAGE = 2**31 - 1
 TLS = "grpcs://"
 EXAMPLE = "127.0.0.1:8001"
 _GRPC_FORMS = ("dns:", "ipv4:", "ipv6:", "unix:")
+_UNREACHABLE = re.compile(
+    r"failed to connect|connection refused|socket closed|connection reset|broken pipe|recvmsg"
+    r"|connection attempt|dns resolution|name resolution|goaway|http2|end of tcp stream",
+    re.IGNORECASE,
+)
+# The server names the instance of a dead model; the router names the variant that did not answer.
+_DEAD = re.compile(
+    r"'([a-z0-9-]+)_\d+_\d+' is not healthy|variant '([a-z0-9-]+)' (?:failed|has died)"
+)
+# First the server's own words, then the router's: full, late, no variant in time, and a timeout.
+_BUSY = re.compile(
+    r"maximum queue size|queue of variant '[a-z0-9-]+' is full|(?:variant|model) '[^']+' is busy"
+    r"|request's timeout ran out",
+    re.IGNORECASE,
+)
+# The address has an unknown host, or is not an address.
+_NO_ADDRESS = re.compile(r"errors resolving|lookup error|dns|name resolution", re.IGNORECASE)
+# What gRPC says if the other side answers in another protocol, or if TLS fails.
+_NO_GRPC = re.compile(r"parsing HTTP/2|expected SETTINGS frame", re.IGNORECASE)
+_NO_TLS = re.compile(r"tls handshake failed", re.IGNORECASE)
+# The router's words for a file that it cannot use as an image; of several, it gives the index.
+_IMAGE = re.compile(
+    r"(?:image (?P<index>\d+): )?"
+    r"(?P<reason>(?:\w+ )?image (?:of|has|is|declares) .*|not a JPEG.* file \(.*)"
+)
 
 
 def check_url(url: str) -> str:
@@ -83,35 +108,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-_UNREACHABLE = re.compile(
-    r"failed to connect|connection refused|socket closed|connection reset|broken pipe|recvmsg"
-    r"|connection attempt|dns resolution|name resolution|goaway|http2|end of tcp stream",
-    re.IGNORECASE,
-)
-# The server names the instance of a dead model; the router names the variant that did not answer.
-_DEAD = re.compile(
-    r"'([a-z0-9-]+)_\d+_\d+' is not healthy|variant '([a-z0-9-]+)' (?:failed|has died)"
-)
-# First the server's own words, then the router's: full, late, no variant in time, and a timeout.
-_BUSY = re.compile(
-    r"maximum queue size|queue of variant '[a-z0-9-]+' is full|(?:variant|model) '[^']+' is busy"
-    r"|request's timeout ran out",
-    re.IGNORECASE,
-)
-
-
-# The address has an unknown host, or is not an address.
-_NO_ADDRESS = re.compile(r"errors resolving|lookup error|dns|name resolution", re.IGNORECASE)
-# What gRPC says if the other side answers in another protocol, or if TLS fails.
-_NO_GRPC = re.compile(r"parsing HTTP/2|expected SETTINGS frame", re.IGNORECASE)
-_NO_TLS = re.compile(r"tls handshake failed", re.IGNORECASE)
-# The router's words for a file that it cannot use as an image; of several, it gives the index.
-_IMAGE = re.compile(
-    r"(?:image (?P<index>\d+): )?"
-    r"(?P<reason>(?:\w+ )?image (?:of|has|is|declares) .*|not a JPEG.* file \(.*)"
-)
 
 
 class ServerRefusedImage(SaccadeError):

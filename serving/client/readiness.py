@@ -16,6 +16,10 @@ from saccade.serving.client.images import encoded
 from saccade.serving.client.router_view import LANES, PROBE, probe_of
 
 State = Literal["starting", "serving", "restarting", "stopped", "failed"]
+_STATISTICS_S = 0.5
+# A model may take this many times as long as the largest batch should, by its measured pace.
+PACE_TIMES = 3.0
+_LARGEST_BATCH = 64  # samples of a request; a batch of the server has at most as many
 
 
 @dataclass(frozen=True)
@@ -108,12 +112,6 @@ class Board:
                 busy=busy,
                 repository=self.repository,
             )
-
-
-_STATISTICS_S = 0.5
-# A model may take this many times as long as the largest batch should, by its measured pace.
-PACE_TIMES = 3.0
-_LARGEST_BATCH = 64  # samples of a request; a batch of the server has at most as many
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ Way = tyro.constructors.PrimitiveConstructorSpec
 Kind = tyro.constructors.PrimitiveTypeInfo
 Struct = tyro.constructors.StructTypeInfo
 Fields = tyro.constructors.StructConstructorSpec
+_OF_ALL = ("--help", "--json", "--quiet", "--verbose")
 
 
 def ways_to_write() -> tyro.constructors.ConstructorRegistry:
@@ -173,9 +174,6 @@ def _with_help(field: Any) -> Any:
 
 def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-_OF_ALL = ("--help", "--json", "--quiet", "--verbose")
 
 
 def known_command(word: str, commands: Iterable[str]) -> str:

@@ -59,7 +59,7 @@ class InProcessRouter:
         self._find = find
         self._variants: dict[str, _Variant] = {}
         self._backends: dict[str, Any] = {}
-        self._row_s: dict[str, float] = {}  # seconds for a row in the last run of a variant
+        self._row_s: dict[str, float] = {}  # seconds for a row in the fastest run of a model
         code = ServerCode({file.name: file for file in (router / "1").glob("*.py")})
         self._choose, self._chain = code.module("choose"), code.module("chain")
         self._refusals = (self._choose.RequestRefused, code.module("outcomes").Refused, ShapeError)
@@ -138,7 +138,8 @@ class InProcessRouter:
         Raises: InputRefused if nobody does.
         """
         for at, candidate in enumerate(self._choose.candidates_of(self._answering.routes, wish)):
-            rows_s = [self._row_s.get(route.name, 0.0) for route in candidate.routes]
+            models = [route.parts[ticket.role] for route in candidate.routes]
+            rows_s = [self._row_s.get(model, 0.0) for model in models]
             needs_s = sum(GOES_ON**step * row_s for step, row_s in enumerate(rows_s)) * ticket.rows
             if needs_s <= SURE * wish.slo_s:
                 marks = SimpleNamespace(degraded=at > 0, certified=candidate.certified)
@@ -150,13 +151,12 @@ class InProcessRouter:
 
     def _run(self, ticket: Any, route: Any) -> tuple[dict[str, np.ndarray], Any]:
         """Return the inputs and outputs of a variant's run."""
-        ready, began_s = self._answering.ready(route, ticket), time.monotonic()
+        ready = self._answering.ready(route, ticket)
         (arrays,) = self._answering.answers(route, ticket.role, [ready], self._call)
-        self._row_s[route.name] = (time.monotonic() - began_s) / ticket.rows
         return ready.inputs, arrays
 
     def _call(self, name: str, inputs: Arrays, outputs: Sequence[str]) -> dict[str, np.ndarray]:
-        variant = self._loaded(name)
+        variant, began_s = self._loaded(name), time.monotonic()
         try:
             arrays = variant.answer(inputs)
         except SaccadeError:
@@ -166,6 +166,8 @@ class InProcessRouter:
                 f"A request could not be answered: {name} failed ({error!r:.1000}). Try the model "
                 "with: saccade verify ARTEFACT"
             ) from error
+        row_s = (time.monotonic() - began_s) / len(next(iter(inputs.values())))
+        self._row_s[name] = min(row_s, self._row_s.get(name, row_s))
         return {output: arrays[output] for output in outputs}
 
     def _loaded(self, name: str) -> "_Variant":

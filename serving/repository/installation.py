@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server on this machine: find it, and check that it can run, and run a repository's models."""
+"""Find the server on this machine, and check that it can run, with the models of a repository."""
 
 import os
 import platform
@@ -23,6 +23,8 @@ from saccade.serving.repository.runtimes.registry import served_names, served_ru
 STUB = "triton_python_backend_stub"
 OLDEST_GLIBC = (2, 35)
 BUNDLED_LINE = "24.10"
+RELEASE = "26.07"  # NVIDIA's container that docker/Dockerfile pins
+LIBRARIES = PurePosixPath("/opt/saccade/lib")  # folder inside that container
 _ELSEWHERE = (
     "The server runs on Linux with glibc 2.35 or newer (Ubuntu 22.04, Debian 12). "
     "Here you can still export, verify, and call a server that runs elsewhere (--url)."
@@ -192,10 +194,6 @@ def _bundled(root: Path) -> Installation:
 def as_numbers(version: str) -> tuple[int, ...]:
     """Return the parts of a version such as 24.10, to compare it with another."""
     return tuple(int(part) for part in version.split("."))
-
-
-RELEASE = "26.07"  # NVIDIA's container that docker/Dockerfile pins
-LIBRARIES = PurePosixPath("/opt/saccade/lib")  # folder inside that container
 
 
 @dataclass(frozen=True)

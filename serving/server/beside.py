@@ -26,6 +26,11 @@ _CALLS = {"x86_64": (0xC000003E, 91, 317), "aarch64": (0xC00000B7, 52, 277)}
 _NO_NEW_PRIVILEGES, _SET_FILTER, _SPECULATION_ALLOWED = 38, 1, 4
 _LOAD, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # instructions of a filter
 _ALLOW, _ANSWER_0 = 0x7FFF0000, 0x00050000
+SHARED_MEMORY = Path("/dev/shm")
+ORDERLY = b"orderly"
+_STUB = b"triton_python_backend_stub"
+_PARENT_INTERVAL_S = 0.2
+_KILL_S = 10.0
 
 
 class _Step(ctypes.Structure):
@@ -75,13 +80,6 @@ def keep_modes() -> None:
     library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     # Without this flag, older kernels slow down every process that has a filter.
     library.syscall(seccomp, _SET_FILTER, _SPECULATION_ALLOWED, ctypes.byref(program))
-
-
-SHARED_MEMORY = Path("/dev/shm")
-ORDERLY = b"orderly"
-_STUB = b"triton_python_backend_stub"
-_PARENT_INTERVAL_S = 0.2
-_KILL_S = 10.0
 
 
 def wait_for_parent() -> None:

@@ -59,6 +59,16 @@ from saccade.serving.server.run_folder import link_models
 from saccade.serving.server.server import Server, refuse_exposure, risk_of
 
 _FAILED = "The update failed. The old repository is still served."
+IMAGE = f"saccade-server:{RELEASE}"  # built from docker/Dockerfile
+MODELS = PurePosixPath("/models")
+# The ports that the server in the container listens on.
+INSIDE = ServeOptions(host="0.0.0.0", accept_risk=True, http=True)
+SHARED_MEMORY_MIB = 256
+PIDS = 4096  # includes threads: each model's process has some, plus those of NumPy
+STOP_TIMEOUT_S = EXIT_TIMEOUT_S + 10  # more than the server needs to finish requests in flight
+_PORTS = ("grpc_port", "http_port", "metrics_port")  # the fourth belongs to the supervisor
+_BACKENDS = PurePosixPath("/opt/tritonserver/backends")
+_USER = "1000:1000"  # the user triton-server of the image
 
 
 class Reloads(Protocol):
@@ -244,18 +254,6 @@ def _own_log(options: ServeOptions) -> AbstractContextManager[None]:
         return nullcontext()
     formatter = JsonFormatter() if options.log_format == "json" else None
     return verbosity.log_shown(formatter, verbosity.level())
-
-
-IMAGE = f"saccade-server:{RELEASE}"  # built from docker/Dockerfile
-MODELS = PurePosixPath("/models")
-# The ports that the server in the container listens on.
-INSIDE = ServeOptions(host="0.0.0.0", accept_risk=True, http=True)
-SHARED_MEMORY_MIB = 256
-PIDS = 4096  # includes threads: each model's process has some, plus those of NumPy
-STOP_TIMEOUT_S = EXIT_TIMEOUT_S + 10  # more than the server needs to finish requests in flight
-_PORTS = ("grpc_port", "http_port", "metrics_port")  # the fourth belongs to the supervisor
-_BACKENDS = PurePosixPath("/opt/tritonserver/backends")
-_USER = "1000:1000"  # the user triton-server of the image
 
 
 def print_command(

@@ -67,6 +67,8 @@ MODEL: dict[str, ModelCheck] = {
 LAST: dict[str, RepositoryCheck] = {"memory": repository_checks.check_memory}
 # Checks that load nothing: `deploy` applies them to what it has written.
 RULES = ("configuration", "versions", "fields", "content", "labels", "sample", "warm-up")
+_NICENESS = 10  # a server on the same machine takes precedence
+_GIB = 2**30
 
 
 def steps(
@@ -150,10 +152,6 @@ def _finding(check: str, model: str, run: Callable[[], Iterator[str]]) -> Findin
     ) as error:  # fmt: skip
         reasons.append(f"the content does not have the form that saccade writes ({error!r:.200}).")
     return Finding(check, model, "failed" if reasons else "passed", tuple(reasons))
-
-
-_NICENESS = 10  # a server on the same machine takes precedence
-_GIB = 2**30
 
 
 @dataclass(frozen=True)

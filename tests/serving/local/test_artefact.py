@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ from saccade.exporter.runtimes.tensorrt import loading
 from saccade.serving.client.images import encoded
 from saccade.serving.local import artefact
 from saccade.serving.local.artefact import LoadedArtefact, load_artefact
+from saccade.serving.local.in_process import InProcessRouter
 
 pytest.importorskip("onnxruntime", reason="missing: pip install '.[cpu]'")
 
@@ -82,6 +84,20 @@ def test_a_policy_whose_next_variant_was_changed_is_an_error(folder, monkeypatch
     with load_artefact(folder) as model:
         with pytest.raises(SaccadeError, match=f"{FULL}.onnx: SHA-256 is"):
             model.classify(IMAGES, policy="auto")
+
+
+def test_the_time_to_open_a_variant_is_not_that_of_its_runs(folder, monkeypatch):
+    load = InProcessRouter._load
+
+    def load_slowly(router: InProcessRouter, name: str):
+        time.sleep(0.3)
+        return load(router, name)
+
+    monkeypatch.setattr(InProcessRouter, "_load", load_slowly)
+    with load_artefact(folder) as model:
+        for _ in range(2):
+            (answer,) = model.classify(IMAGES[:1], max_risk=0.0, max_latency_ms=250)
+            assert (answer.variant, answer.degraded) == (FULL, False)
 
 
 def test_a_missing_file_and_a_folder_of_something_else_are_refused(folder, tmp_path):
