@@ -22,7 +22,7 @@ def check_one_of(name: str, value: object, names: Collection[object], advice: st
 
 
 def check_once(name: str, values: Sequence[object]) -> None:
-    """Check that no value is there twice.
+    """Check that no value occurs twice.
 
     Raises: SaccadeError for the first that is.
     """

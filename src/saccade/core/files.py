@@ -131,7 +131,7 @@ def sha256_of(path: Path) -> str:
 
 
 def check_digest(path: Path, found: str, expected: str, where: str, advice: str) -> None:
-    """Compare the SHA-256 of a file with the one that is expected, `where` it stands.
+    """Compare the SHA-256 of a file with the expected one, which is `where`.
 
     Raises: SaccadeError if they differ; `advice` ends its message.
     """
