@@ -126,7 +126,7 @@ def test_a_part_that_no_budget_changes_is_traced_and_checked_once(
                 write_manifest(folder, own)
                 yield own
 
-    monkeypatch.setattr("saccade.exporter.exported.export_component", made)
+    monkeypatch.setattr("saccade.exporter.export.export_component", made)
     options = ExportOptions(tmp_path / "out", name="slot-attention", budget=("t2", "t1"))
     export(ready.parent, options, FEW_SAMPLES)
     again = [("decode", "t1")] if external else []  # the name of the data file is in the file
