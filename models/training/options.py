@@ -164,7 +164,7 @@ def check_fields(config_class: Any, given: Mapping[str, Any], known: Sequence[st
     """
     names = (*(field.name for field in fields(config_class)), *known)
     for key in given:
-        check_one_of("--set: a field of this model", key, names)
+        check_one_of("--set: a field", key, names)
 
 
 # Fields that a checkpoint shares with the data it is trained on further.
