@@ -125,7 +125,7 @@ def export(
 def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:
     known = sorted({name for component in model.components() for name in component.optional})
     for name in wanted:
-        check_one_of("--outputs", name, known, "These are the additional outputs of this model.")
+        check_one_of("--outputs", name, known, "This model has no other additional outputs.")
 
 
 def _check_request(path: Path, options: ExportOptions, checkpoint: Checkpoint | Header) -> None:

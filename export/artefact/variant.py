@@ -37,7 +37,8 @@ def variant_name(model: str, role: str, budget: str, precision: str) -> str:
     Raises: SaccadeError for a part that no variant can have.
     """
     check_model_name(model)
-    check_one_of("role", role, known_roles())
+    if role:
+        check_one_of("role", role, [*filter(None, known_roles())])
     if not _BUDGET_NAME.fullmatch(budget):
         raise SaccadeError(f"budget {budget!r}: expected 1 to 16 characters of a-z and 0-9.")
     check_one_of("precision", precision, PRECISIONS)

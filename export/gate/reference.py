@@ -49,9 +49,8 @@ class ExpectedAnswers:
     answers: dict[str, np.ndarray]
     # inputs by name -> several runs of the unfolded model in float32, on demand
     float32_answers: Callable[[Arrays], Iterable[dict[str, np.ndarray]]]
-    scored: ScoreReference | None = (
-        None  # for types narrower than float32; None: no further samples
-    )
+    # for types narrower than float32; None: no further samples
+    scored: ScoreReference | None = None
 
 
 class Reference:

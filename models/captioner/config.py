@@ -30,9 +30,8 @@ class CaptionerConfig(ImageFields, ConfigValues):
     lam: NonNegative = 0.01  # of TVMax
     tolerance: Positive = 1e-6  # of TVMax, per grid
     max_iterations: Count = 2000  # of TVMax
-    words: Annotated[tuple[str, ...], Length(1)] = (
-        "a",
-    )  # the vocabulary after pad, start, end and unknown
+    # the vocabulary after pad, start, end and unknown
+    words: Annotated[tuple[str, ...], Length(1)] = ("a",)
     max_length: Annotated[int, Range(1, 256)] = 18  # words of the longest caption in training
     beam: Annotated[int, Range(1, 16)] = 3  # if a request names none
     encoder: Encoder = "cnn"  # or a ResNet; features: the input is a grid from another network

@@ -76,7 +76,7 @@ class TrainOptions(Options):
     resume: bool = False  # continue an interrupted run from the state next to --out
     force: bool = False  # replace what exists at --out
 
-    start: ClassVar[Any] = None  # the checkpoint of --init, see `start.StartedOptions`
+    start: ClassVar[Any] = None  # the checkpoint of --init, see `start.RunOptions`
     given_trunk: ClassVar[Any] = None  # that of --trunk
     once: ClassVar[Any] = staticmethod(here)  # the processes of a run read all images once
 
@@ -164,7 +164,7 @@ def check_fields(config_class: Any, given: Mapping[str, Any], known: Sequence[st
     """
     names = (*(field.name for field in fields(config_class)), *known)
     for key in given:
-        check_one_of("--set: a field of this model", key, names)
+        check_one_of("--set: a field", key, names)
 
 
 # Fields that a checkpoint shares with the data it is trained on further.

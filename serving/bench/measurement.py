@@ -160,7 +160,7 @@ def measured_score(
 
 def _figure(value: float, rounds: Sequence[float], unit: str, of: str) -> Figure:
     # A quantile of all rounds together may be just outside the range of single rounds.
-    return Figure(value, min(value, *rounds), max(value, *rounds), unit, of, tuple(rounds))
+    return Figure(value, min((value, *rounds)), max((value, *rounds)), unit, of, tuple(rounds))
 
 
 def _file(role: str, manifest: Manifest) -> dict[str, Any]:

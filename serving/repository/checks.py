@@ -20,16 +20,16 @@ from saccade.serving.repository.runtimes.registry import served_runtime
 _TENSOR = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
-def check_alike(variants: Sequence[VariantFiles], runtime: str = DEFAULT) -> None:
+def check_alike(folder: ArtefactFolder, runtime: str = DEFAULT) -> None:
     """Check that all variants have the same inputs and outputs, in a format the runtime reads.
 
     Raises: SaccadeError that names the two variants that differ, and the difference.
     """
-    first, served = variants[0], served_runtime(runtime)
-    for variant in variants:
+    first, served = folder.variants[0], served_runtime(runtime)
+    for variant in folder.variants:
         if set(variant.components) != set(first.components):
             raise SaccadeError(
-                f"{variant.name} has the components {_roles(variant)}, {first.name} has "
+                f"{folder}: {variant.name} has the components {_roles(variant)}, {first.name} has "
                 f"{_roles(first)}. Export them together."
             )
         for role, manifest in variant.components.items():
@@ -37,7 +37,7 @@ def check_alike(variants: Sequence[VariantFiles], runtime: str = DEFAULT) -> Non
             served.check_manifest(manifest)
             if differing := _difference(manifest, first.components[role]):
                 raise SaccadeError(
-                    f"{manifest.variant.name} and {first.components[role].variant.name} "
+                    f"{folder}: {manifest.variant.name} and {first.components[role].variant.name} "
                     f"differ in {differing}, so one router cannot serve both. Export them together."
                 )
             _check_tensor_names(manifest)

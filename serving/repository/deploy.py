@@ -105,8 +105,8 @@ def plan_repository(
         artefact, or the frontier has measurements of other files.
     """
     whole, folder = folder, chosen(folder, options.precisions, options.runtime)
+    check_alike(folder, options.runtime)
     variants = folder.variants
-    check_alike(variants, options.runtime)
     declared = variants[0].preprocessing
     preprocessing = _caps(declared, options) if declared else None
     max_images = preprocessing.max_images if preprocessing else options.max_images or MAX_BATCH

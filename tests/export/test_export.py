@@ -224,7 +224,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "budget twice": ({"budget": (0.5, 0.5)}, "Leave one out"),
     "no module": ({"budget": (1, 0.02)}, "keeps none of 16 modules"),
     "name": ({"name": "NAC_1"}, "--name"),
-    "threshold unknown": ({"threshold": {"error": 1.0}}, "expected one of: relative_error"),
+    "threshold unknown": ({"threshold": {"error": 1.0}}, "error', expected one of relative_error"),
     "threshold negative": ({"threshold": {"relative_error": -1.0}}, "at least 0"),
 }
 

@@ -88,7 +88,7 @@ def test_an_entry_that_names_what_there_is_not_is_refused(monkeypatch):
         task_asked("wrong", None, "it")
     assert variant_name("m", "paint", "b1000", "fp32") == "m-paint-b1000-fp32"
     monkeypatch.delattr(module, "ENTRY")
-    with pytest.raises(SaccadeError, match="role is 'paint', expected one of"):
+    with pytest.raises(SaccadeError, match="role is 'paint', expected one of image"):
         monkeypatch.delitem(FAMILIES, "wrong")
         variant_name("m", "paint", "b1000", "fp32")
     monkeypatch.setitem(FAMILIES, "wrong", "wrong_family")

@@ -38,7 +38,7 @@ def build(
 ) -> tuple[bytes, float] | None:
     """Return the plan of `request["onnx"]` and its build time; None if `go` stops after parsing.
 
-    Raises: Refused with TensorRT's own words.
+    Raises: StepRefused with TensorRT's own words.
     """
     logger = _logger(trt, tell)
     plugins = trt.get_plugin_registry()

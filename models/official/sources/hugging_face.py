@@ -147,7 +147,7 @@ def check_type(path: str, config: Mapping[str, Any]) -> str:
         )
     kind = str(config["model_type"])
     advice = f"{_CLOSEST.get(kind, 'saccade has no family for it')}. {_TRAIN}"
-    check_one_of(f"{path}: model_type of config.json", kind, CONVERTERS, advice)
+    check_one_of(f"{path}: key 'model_type' of config.json", kind, CONVERTERS, advice)
     return kind
 
 
@@ -159,7 +159,7 @@ def architecture_of(official: Original, known: tuple[str, ...]) -> str:
     names = (official.config or {}).get("architectures")
     name = names[0] if isinstance(names, list) and names else names
     advice = "Load the model in such a class, and save it again."
-    check_one_of(f"{official.path}: architectures of config.json", name, known, advice)
+    check_one_of(f"{official.path}: key 'architectures' of config.json", name, known, advice)
     return str(name)
 
 

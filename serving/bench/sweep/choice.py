@@ -165,7 +165,7 @@ def measured_folder(folder: ArtefactFolder) -> ArtefactFolder:
 
 def _routes(folder: ArtefactFolder, device: str | None) -> tuple[Any, dict[str, FrontierEntry]]:
     folder.check_files()
-    check_alike(folder.variants)
+    check_alike(folder)
     measured, variants = measurements(folder, device), folder.variants
     plan = RouterPlan(
         model=folder.model,

@@ -16,7 +16,8 @@ def check_one_of(name: str, value: object, names: Collection[object], advice: st
     if value not in names:
         known = [str(one) for one in names]
         raise SaccadeError(
-            f"{name} is {value!r:.100}, expected one of {', '.join(known) or 'none'}."
+            f"{name} is {value!r:.100}, expected {'one of ' * (len(known) > 1)}"
+            f"{', '.join(known) or 'none'}."
             f"{did_you_mean(str(value), known)}{advice and ' '}{advice}"
         )
 

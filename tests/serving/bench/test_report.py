@@ -137,7 +137,7 @@ def codes(full):
 
 def test_another_unit_and_a_second_component_read_well(codes, tmp_path):
     text = shown(report.render(codes))
-    assert "…" not in text
+    assert "…" not in text and "Further scores" in text
     # No per cent where there is none, a share beside it still in per cent.
     assert re.search(r"nac-b0500-fp32 .*8,192 +1\.250 +1\.150-1\.300", text)
     assert re.search(r"-0\.100 +-0\.200 to -0\.050", text)

@@ -150,15 +150,15 @@ def test_a_file_that_does_not_fit_its_manifest_is_refused(folder, out):
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("labels", ["x"] * 10, "differ in labels"),
-        ("opset", 18, "opset 18 and IR version 10"),
-        ("ir_version", 11, "opset 20 and IR version 11"),
+        ("labels", ["x"] * 10, r"/\w+: nac-b0250-fp32 .*differ in labels"),
+        ("opset", 18, "nac-b0250-fp32.*opset 18 and IR version 10"),
+        ("ir_version", 11, "nac-b0250-fp32.*opset 20 and IR version 11"),
     ],
 )
 def test_a_variant_that_does_not_fit_is_refused(folder, out, field, value, words):
     path = folder / "nac-b0250-fp32.manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
-    with pytest.raises(SaccadeError, match=f"nac-b0250-fp32.*{words}.*Export"):
+    with pytest.raises(SaccadeError, match=f"{words}.*Export"):
         deploy(folder, RepositoryOptions(out))
     assert not out.exists()
 
