@@ -124,7 +124,7 @@ def _further(variants: Sequence[Figures]) -> ReportTable:
         for variant in variants
         for score in variant["scores"]
     ]
-    return table_of("FurtherSamples scores", rows)
+    return table_of("Further scores", rows)
 
 
 def _policies(policies: Sequence[Figures]) -> ReportTable:

@@ -107,7 +107,7 @@ REFUSED = {
     "shared propagators": (("latent_graph_kwargs", "num_iterations", 4), "iterations 4.*have 2"),
     "half a union": (
         ("latent_graph_kwargs", "enable_input_output_communication", True),
-        "ExpectedAnswers True, True, False",
+        "Expected True, True, False",
     ),
     "no diagonal": (
         (
