@@ -76,7 +76,7 @@ class TrainOptions(Options):
     resume: bool = False  # continue an interrupted run from the state next to --out
     force: bool = False  # replace what exists at --out
 
-    start: ClassVar[Any] = None  # the checkpoint of --init, see `start.StartedOptions`
+    start: ClassVar[Any] = None  # the checkpoint of --init, see `start.RunOptions`
     given_trunk: ClassVar[Any] = None  # that of --trunk
     once: ClassVar[Any] = staticmethod(here)  # the processes of a run read all images once
 
