@@ -12,7 +12,7 @@ from saccade.exporter.artefact.frontier import PolicyEntry
 from saccade.exporter.policy.policy import CalibratedStep, Policy
 from saccade.models.scores.results import EvaluationResult, proportion
 from saccade.serving.bench.in_process import Calls, InProcessLoad
-from saccade.serving.bench.policies import PolicyWork, classified, entry_of_policy
+from saccade.serving.bench.policies import PolicyWork, class_answers, entry_of_policy
 
 # Logits of two variants on five samples, and the labels. The small one is sure of the first three.
 SMALL = np.array([[9.0, 0], [0, 9.0], [9.0, 0], [0.1, 0], [0, 0.1]])
@@ -48,7 +48,7 @@ def chain(rows_seen: list[int]) -> PolicyWork:
 def entry(*, data_sha256: str = "e" * 64, **changes: Any) -> PolicyEntry:
     """The entry of the chain, measured in two rounds on data of this hash."""
     work = chain([])
-    answers = classified({HALF: SMALL, FULL: LARGE}, LABELS, "drawn", data_sha256)
+    answers = class_answers({HALF: SMALL, FULL: LARGE}, LABELS, "drawn", data_sha256)
     right = LARGE.argmax(-1) == LABELS
     result = EvaluationResult(FULL, "top1", "drawn", "e" * 64, (proportion("top-1", right),), right)
     measured = {

@@ -159,7 +159,7 @@ class PolicyAnswers:
         return self.agreement[content.full, variant] >= (content.min_ari or MIN_ARI)
 
 
-def classified(
+def class_answers(
     logits: Mapping[str, np.ndarray],
     labels: np.ndarray,
     data: str,
@@ -233,10 +233,10 @@ def policy_works(
     named, task = task_asked(first.family, options.task, first.name, first.components)
     if task.decide:
         decide: Decide = imported(task.decide)
-        works = _of_classifiers(folder, policies, models, decide, options)
+        works = _works_of_classifiers(folder, policies, models, decide, options)
     elif task.scored_segments:
         segment: SegmentScored = imported(task.scored_segments)
-        works = of_segmenters(policies, models, segment(first, options), scores, options.seed)
+        works = works_of_segmenters(policies, models, segment(first, options), scores, options.seed)
     else:
         every = tasks_of(first.family, first.components)
         others = [name for name, other in every.items() if other.decide]
@@ -248,7 +248,7 @@ def policy_works(
     return replace(works, left_out=(*left_out, *works.left_out))
 
 
-def _of_classifiers(
+def _works_of_classifiers(
     folder: ArtefactFolder,
     policies: _Policies,
     models: Sequence[EvaluatedModel],
@@ -272,12 +272,12 @@ def _of_classifiers(
         runs[model.name], logits[model.name] = variant.run, variant.logits()
     rows = _drawn(len(decider.labels), options.seed)
     inputs = {name: array[rows] for name, array in decider.inputs.items()}
-    answers = classified(logits, decider.labels, decider.name, decider.sha256, labelling)
+    answers = class_answers(logits, decider.labels, decider.name, decider.sha256, labelling)
     works = _works(policies, runs, inputs, LOGITS)
     return PolicyWorks(works, answers, tuple(left_out.items()))
 
 
-def of_segmenters(
+def works_of_segmenters(
     policies: _Policies,
     models: Sequence[EvaluatedModel],
     scored: Segmenter,

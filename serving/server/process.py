@@ -292,7 +292,7 @@ class ServerProcess:
     def stop(self, *, at_once: bool = False) -> None:
         """Let requests in the server's queues finish, then stop it; remove stubs, shared memory.
 
-        The server does not count the requests that its models are running: `finish_lanes` does.
+        The server does not count the requests that its models are running: the supervisor does.
         """
         if self._process.poll() is None and not at_once:
             self._process.send_signal(signal.SIGINT)

@@ -42,7 +42,7 @@ from saccade.serving.bench.figures import words
 from saccade.serving.bench.in_process import Calls, sample
 from saccade.serving.bench.measurement import ratio
 from saccade.serving.bench.options import BenchOptions
-from saccade.serving.bench.policies import PolicyWorks, classified, ends_of, policy_works
+from saccade.serving.bench.policies import PolicyWorks, class_answers, ends_of, policy_works
 from saccade.serving.client.texts import Labelling
 from saccade.serving.commands import demo
 from saccade.serving.commands.explore.frontier_chart import chart, measured
@@ -59,7 +59,7 @@ def test_rows_that_are_sure_leave_and_only_the_others_go_on():
     given = work.run({"row": np.array([4, 0, 3, 1])})
     assert seen == [4, 2]
     assert given["step"].tolist() == [1, 0, 1, 0] and given["class"].tolist() == [1, 0, 1, 1]
-    ends = ends_of(work, classified({HALF: SMALL, FULL: LARGE}, LABELS, "d", "s"))
+    ends = ends_of(work, class_answers({HALF: SMALL, FULL: LARGE}, LABELS, "d", "s"))
     assert ends.tolist() == [0, 0, 0, 1, 1]
     seen.clear()
     work.run({"row": np.array([0, 1])})

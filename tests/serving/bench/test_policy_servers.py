@@ -27,7 +27,7 @@ from saccade.serving.bench.policies import (
     PolicyWork,
     PolicyWorks,
     ServedPolicies,
-    classified,
+    class_answers,
     served_policies_of,
     with_served,
 )
@@ -62,7 +62,7 @@ SEVERAL: dict[str, tuple[tuple[Any, ...], Labelling | None, bool]] = {
 @pytest.mark.parametrize("case", SEVERAL)
 def test_the_full_model_is_measured_beside_policies_that_its_own_requests_are_not(case):
     variants, labelling, alone = SEVERAL[case]
-    works = PolicyWorks((served_chain(),), classified({}, LABELS, "d", "s", labelling))
+    works = PolicyWorks((served_chain(),), class_answers({}, LABELS, "d", "s", labelling))
     followed = served_policies_of(works, variants)
     assert followed.works == works.works and followed.labelling == labelling
     assert [policy.name for policy in followed.followed.routes] == ["auto"]
@@ -127,7 +127,7 @@ def test_precisions_have_a_server_each_and_their_policies_another(tmp_path, monk
     monkeypatch.setattr(served, "server_under_load", started)
     monkeypatch.setattr(served, "streams", streams_of)
     monkeypatch.setattr(served, "ask", ask)
-    policies = PolicyWorks((served_chain(),), classified({}, LABELS, "d", "s"))
+    policies = PolicyWorks((served_chain(),), class_answers({}, LABELS, "d", "s"))
     works = {one.name: [work_of(one)] for one in whole.variants}
     workload: Any = SimpleNamespace(
         folder=whole,

@@ -33,8 +33,8 @@ from saccade.serving.bench.policies import (
     PolicyWorks,
     ends_of,
     entry_of_policy,
-    of_segmenters,
     policy_works,
+    works_of_segmenters,
 )
 
 FULL, SMALL = "slot-attention-t2-fp32", "slot-attention-t1-fp32"
@@ -142,7 +142,7 @@ def test_policies_that_are_compared_with_different_full_models(folder, models):
     other = replace(work.content, full=SMALL)
     found = {"auto": (work.policy, work.content), "other": (work.policy, other)}
     scored = painted_segments(models[0], options)
-    both = of_segmenters(found, models, scored, {}, 0)
+    both = works_of_segmenters(found, models, scored, {}, 0)
     assert len(both.works) == 2 and both.answers
     assert (both.answers.agreement[SMALL, FULL] == both.answers.agreement[FULL, SMALL]).all()
     assert both.answers.same(SMALL, other).all()
