@@ -82,7 +82,7 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "integer that no float holds": (("variant", "budget"), 10**400, "expected a finite number"),
     "another name of a budget": (("variant", "setting"), "b0250", "variant name"),
     "another role": (("variant", "role"), "text", "variant name"),
-    "no such role": (("variant", "role"), "audio", "role 'audio'"),
+    "no such role": (("variant", "role"), "audio", "role is 'audio', expected one of image"),
     "more modules than there are": (("variant", "kept"), 17, "17 of 16"),
     "short hash": (("file", "sha256"), "abc", "SHA-256"),
     "axes": (("inputs", 0, "axes"), "b -1 8 1", "axes"),
