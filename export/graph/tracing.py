@@ -194,7 +194,7 @@ _EXAMPLES = 3  # samples: torch would treat 0 and 1 as constants
 _TABLE = cache(_registration.ONNXRegistry.from_torchlib)
 
 
-class _Served(nn.Module):
+class _OutputModule(nn.Module):
     """The module that the file computes: a component's named outputs, in a fixed order."""
 
     def __init__(self, model: Any, role: str, outputs: Sequence[str], precision: str) -> None:
@@ -235,7 +235,7 @@ def trace_component(
         for spec in component.inputs
     }
     words = {spec.name: spec.shape for spec in component.inputs}
-    served = _Served(model, component.role, outputs, precision)
+    served = _OutputModule(model, component.role, outputs, precision)
     modules = float32_modules(model) if float32 is not None else ()
     proto = trace_module(served, examples, outputs, words, weights, modules, float32)
     if precision in HALF_TYPES:
@@ -308,7 +308,7 @@ def _dynamic(
         for shape in words.values()
     )
     # torch expects the shapes of a starred argument as one tuple.
-    return (shapes,) if isinstance(module, _Served) else shapes
+    return (shapes,) if isinstance(module, _OutputModule) else shapes
 
 
 @contextmanager

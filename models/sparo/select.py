@@ -47,7 +47,7 @@ class SelectOptions(Options):
 
 
 @dataclass(frozen=True)
-class Selected:
+class SelectionResult:
     """The selection as written, and the scores that it is based on.
 
     `scores` are each slot's share of right answers. For masks, they are the share of true
@@ -58,7 +58,7 @@ class Selected:
     scores: tuple[float, ...]
 
 
-def select(path: Path, options: SelectOptions) -> Selected:
+def select(path: Path, options: SelectOptions) -> SelectionResult:
     """Rank slots by the accuracy of each alone, or train masks of the image code.
 
     Raises: SaccadeError if the checkpoint has no slots or no text tower, or the data cannot be
@@ -79,7 +79,7 @@ def select(path: Path, options: SelectOptions) -> Selected:
         mask, scores = _masked(checkpoint, model, options)
         chosen = selection(kind=options.masks, mask=mask, **record)
     write_selection(options.out, chosen, replace=options.force)
-    return Selected(chosen, scores)
+    return SelectionResult(chosen, scores)
 
 
 def selected_checkpoint(checkpoint: Checkpoint, slots: Path, out: Path) -> Checkpoint:

@@ -44,7 +44,7 @@ def svpn_fast(opset: int = 20) -> onnx.FunctionProto:
 
 
 @dataclass(frozen=True)
-class _Scaled:
+class _PaddedInputs:
     """Matrices and the start vector, padded with zeros to whole vectors.
 
     A zero matrix is appended: for a batch of one, ONNX Runtime would sum in another order.
@@ -57,7 +57,7 @@ class _Scaled:
     broken: str  # [b 1 1], whether an entry is not finite
 
 
-def _scaled(graph: BodyGraph) -> _Scaled:
+def _scaled(graph: BodyGraph) -> _PaddedInputs:
     batch = graph("ReduceProd", graph("Concat", [1], graph("Shape", "Q", end=-2), axis=0))
     m, n = graph("Shape", "Q", start=-2, end=-1), graph("Shape", "Q", start=-1)
     shape = graph("Concat", batch, m, n, axis=0)
@@ -75,10 +75,12 @@ def _scaled(graph: BodyGraph) -> _Scaled:
     largest = graph("ReduceMax", graph("Where", broken, 0.0, size), [1, 2])
     largest = graph("Where", graph("Greater", largest, 0.0), largest, 1.0)
     x = graph("Div", graph("Where", broken, 0.0, x), largest)
-    return _Scaled(shape, x, start, largest, broken)
+    return _PaddedInputs(shape, x, start, largest, broken)
 
 
-def _peel(graph: BodyGraph, scaled: _Scaled, alpha: str, steps: str, iterations: str) -> list[str]:
+def _peel(
+    graph: BodyGraph, scaled: _PaddedInputs, alpha: str, steps: str, iterations: str
+) -> list[str]:
     """Return the rest of x, the sum of s^alpha u v', and the last s.
 
     Shapes: -> [b rows columns], [b rows columns], [b 1 1].

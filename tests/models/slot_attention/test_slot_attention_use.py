@@ -152,7 +152,7 @@ def test_a_short_run_learns_to_paint(tmp_path):
     saved = job.saved()
     assert saved["calibration"]["image"].shape == (256, 14, 14, 3)
     assert saved["calibration"]["masks"].shape == (256, 14, 14)
-    with pytest.raises(SaccadeError, match="field of this model is 'colour'"):
+    with pytest.raises(SaccadeError, match="--set: a field is 'colour'"):
         task(TrainOptions(out=tmp_path / "m.safetensors", set={"colour": 1}))
     with pytest.raises(SaccadeError, match="side_px=twenty: expected a whole number"):
         task(TrainOptions(out=tmp_path / "m.safetensors", set={"side_px": "twenty"}))

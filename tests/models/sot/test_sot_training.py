@@ -46,5 +46,5 @@ def test_shapes_are_scenes_of_one_object(tmp_path):
 
 
 def test_a_field_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(SaccadeError, match="field of this model is 'depth'"):
+    with pytest.raises(SaccadeError, match="--set: a field is 'depth'"):
         task(options(tmp_path, "digits", depth=3))

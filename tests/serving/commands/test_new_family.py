@@ -73,7 +73,7 @@ def test_it_is_verified_scored_and_measured(folder, tmp_path):
     assert [(result.task, result.scores[0].value > 0.9) for result in results] == [
         ("direction", True)
     ] * 2
-    with pytest.raises(SaccadeError, match="expected one of direction, top1"):
+    with pytest.raises(SaccadeError, match="'vqa', expected one of direction, top1"):
         evaluate(folder, EvaluateOptions(task="vqa"))
     options = BenchOptions(tmp_path / "report", server=False, limit=32, seconds=0.05, rounds=1)
     full = bench(folder, options).full
