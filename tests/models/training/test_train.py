@@ -131,7 +131,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no batch": ({"batch": 0}, "--batch: found 0"),
     "no modules": ({"set": {"modules": 0}}, "modules is 0"),
     "too many modules": ({"set": {"modules": 4097}}, "at most 4096"),
-    "a field that is none": ({"set": {"modles": 8}}, "model is 'modles'.*modules"),
+    "a field that is none": ({"set": {"modles": 8}}, "a field is 'modles'.*modules"),
     "a text for a number": ({"set": {"dim": "wide"}}, "dim is 'wide'"),
     "no threads": ({"threads": 0}, "--threads: found 0"),
     "no learning rate": ({"learning_rate": float("nan")}, "--learning-rate: found nan"),

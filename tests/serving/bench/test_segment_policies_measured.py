@@ -165,7 +165,7 @@ def test_images_are_painted_by_the_decoder_if_no_output_has_them(folder, models)
     assert (mse.name, mse.higher_is_better) == ("MSE", False)
     assert psnr.value == pytest.approx(known.samples.mean())
     parts.pop("decode")
-    with pytest.raises(SaccadeError, match=r"--task of .*'reconstruction', expected one of ari"):
+    with pytest.raises(SaccadeError, match=r"--task of .*'reconstruction', expected ari"):
         scores_of([replace(model, components=parts)], options, lambda: None)
 
 
