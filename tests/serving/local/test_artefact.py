@@ -138,7 +138,7 @@ def test_the_process_stays_as_it_was(folder, monkeypatch):
     assert not {"model", "lane", "triton_python_backend_utils"} & (set(sys.modules) - before[0])
 
 
-def test_what_is_dropped_or_closed_leaves_nothing(folder, tmp_path, monkeypatch):
+def test_what_is_dropped_or_closed_leaves_nothing(folder, tmp_path, monkeypatch, eventually):
     place = tmp_path / "temporary"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
@@ -149,7 +149,9 @@ def test_what_is_dropped_or_closed_leaves_nothing(folder, tmp_path, monkeypatch)
     assert list(place.iterdir())
     del model
     gc.collect()
-    assert not list(place.iterdir()) and threading.active_count() == threads
+    assert not list(place.iterdir())
+    # The process that tried the file has ended; its readers' threads end soon after it.
+    eventually(lambda: threading.active_count() <= threads, usually_s=1)
     model = load_artefact(folder)
     model.close()
     model.close()
