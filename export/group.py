@@ -49,9 +49,12 @@ class Member:
     folder: ArtefactFolder
 
     def setting(self, manifest: Manifest) -> str:
-        """Return the name of a variant's budget in the group."""
-        own = {one.variant.setting for one in self.folder.manifests}
-        return self.word + (manifest.variant.setting if len(own) > 1 else "")
+        """Return the name of a variant's budget in the group, which is that of no other one."""
+        parts = [self.word]
+        for field in ("setting", "precision"):
+            if len({getattr(one.variant, field) for one in self.folder.manifests}) > 1:
+                parts.append(getattr(manifest.variant, field))
+        return "".join(parts)
 
 
 @dataclass(frozen=True)
