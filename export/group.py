@@ -20,14 +20,13 @@ from saccade.exporter.artefact.manifest import (
     VariantFiles,
     write_manifest,
 )
-from saccade.exporter.artefact.variant import check_model_name, variant_name
+from saccade.exporter.artefact.variant import OF_GROUPS, check_model_name, variant_name
 from saccade.models.budget import Budget
 from saccade.models.families import entry_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-UNIT = "multiply-adds"
 _WORD = re.compile("[a-z0-9]{1,16}")
 _NAME_IT = "Name the members in short: saccade group small=FOLDER large=FOLDER"
 
@@ -122,7 +121,7 @@ def _members(texts: Sequence[Path | str]) -> tuple[Member, ...]:
     for text in texts:
         word, path = _word(text)
         folder = ArtefactFolder(path)
-        if folder.is_group:
+        if folder.variants[0].in_group:
             raise SaccadeError(
                 f"{folder}: is a group itself, expected a folder that `saccade export` wrote. Pass "
                 "the folders that the group was made of."
@@ -237,7 +236,7 @@ def _sources(members: Sequence[Member], model: str) -> list[tuple[Member, Manife
                     budget=Budget(variant.multiply_adds / dearest),
                     kept=variant.multiply_adds,
                     total=dearest,
-                    unit=UNIT,
+                    unit=OF_GROUPS,
                     precision=precision,
                 )
                 # An ONNX file contains the name of its file of weights.

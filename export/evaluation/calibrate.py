@@ -284,7 +284,7 @@ def _full(
 
     def rank(variant: VariantFiles) -> tuple[bool, bool, float, int]:
         entry = measured.get(variant.name)
-        dominated = folder.is_group and entry is not None and entry.dominated_by is not None
+        dominated = variant.in_group and entry is not None and entry.dominated_by is not None
         precision = PRECISIONS.index(variant.main.variant.precision)
         return not variant.main.step_only, not dominated, budgets[variant.name], -precision
 

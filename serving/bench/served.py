@@ -259,7 +259,7 @@ def through_servers(
     precision = {entry.variant: entry.precision for entry in entries}
     variants, policies = workload.folder.variants, workload.served
     parts = by_precision(variants, entries)
-    if workload.folder.is_group:  # no two variants have one budget
+    if variants[0].in_group:  # no two variants have one budget
         parts = {_ALL: (list(variants), list(entries))}
     elif policies.works and len(parts) > 1:
         parts[_ALL] = list(variants), list(entries)
