@@ -18,8 +18,15 @@ from saccade.core.json_text import parse_json
 from saccade.core.schema import Count, Natural, Positive, Probability, Range, Share
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.artefact.manifest_checks import odd_hashes, read_stored
-from saccade.exporter.policy.answers import MEASURES, Answers, CalibratedVariant, agreement_classes
+from saccade.exporter.policy.answers import (
+    MEASURES,
+    SPACES,
+    Answers,
+    CalibratedVariant,
+    agreement_classes,
+)
 from saccade.exporter.policy.certify import Certificate, certify
+from saccade.exporter.policy.maps import ROUTER, SpaceMap
 from saccade.exporter.policy.options import MOST_STEPS, Against, check_policy_name, name_by_risk
 
 SCHEMA = "saccade.policies"
@@ -88,6 +95,11 @@ class PolicyFile:
     choose_data: str | None = None
     choose_data_sha256: str | None = None
     choose_split: str | None = None
+    # of embeddings: the index of vectors and their number, and maps between spaces
+    index: str | None = None
+    index_sha256: str | None = None
+    vectors: Count | None = None
+    maps: tuple[SpaceMap, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object, schema and version included."""
@@ -100,6 +112,11 @@ class PolicyFile:
         """The fields that cannot be computed from the answers, beside which they are repeated."""
         computed = ("schema", "version", "answers_sha256", "policies")
         return {key: value for key, value in self.to_dict().items() if key not in computed}
+
+    @property
+    def embeds(self) -> bool:
+        """True if the policies are for embeddings, False if for classes or segmentations."""
+        return self.maps is not None
 
     @property
     def answers_name(self) -> str:
@@ -170,6 +187,19 @@ def texts_sha256(texts: Iterable[str]) -> str:
 def calibrate_again(folder: Path) -> str:
     """Return what to do about a policy that cannot be used."""
     return f"Calibrate again with: {_calibrate(folder)}"
+
+
+def check_kind(folder: Path, name: str, *, embeds: bool) -> None:
+    """Check that no policies of another kind have this name, which would be replaced.
+
+    Raises: SaccadeError otherwise.
+    """
+    path = folder / f"{name}{SUFFIX}"
+    if path.exists() and read_policies(path).embeds != embeds:
+        raise SaccadeError(
+            f"{path}: has policies for {'classes' if embeds else 'embeddings'}, which would be "
+            "replaced. Pass another --name, or delete the file."
+        )
 
 
 def _calibrate(folder: Path) -> str:
@@ -244,7 +274,9 @@ def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path)
     shapes = {answers: (v, n), "confidence": (len(MEASURES), v, n), "labels": (n,)}
     kinds = {"classes": "i", "agreement": "f", "confidence": "f", "labels": "i"}
     found = {
-        name: (array.shape, array.dtype.kind) for name, array in arrays.items() if name != _FACTS
+        name: (array.shape, array.dtype.kind)
+        for name, array in arrays.items()
+        if name != _FACTS and not name.startswith(SPACES)
     }
     expected = {
         name: (shape, kinds[name])
@@ -268,7 +300,29 @@ def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path)
         labels=arrays.get("labels"),
         agreement=arrays.get("agreement"),
         apart=content.choose_data is not None,
+        spaces=_spaces(content, arrays, place),
     )
+
+
+def _spaces(
+    content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path
+) -> dict[str, np.ndarray]:
+    """Return the arrays of the router's spaces; none unless the policies are for embeddings."""
+    found = {
+        name.removeprefix(SPACES): array
+        for name, array in arrays.items()
+        if name.startswith(SPACES)
+    }
+    expected = {made.name for made in content.maps or () if made.used}
+    if content.embeds:
+        expected.add(ROUTER.ANCHORS)
+    tables = all(array.dtype == np.float32 and array.ndim == 2 for array in found.values())
+    if found.keys() != expected or not tables:
+        raise SaccadeError(
+            f"{place}: contains the maps {sorted(found)}, expected float32 {sorted(expected)}. "
+            f"{calibrate_again(place.parent)}"
+        )
+    return found
 
 
 def _check_facts(content: PolicyFile, found: np.ndarray, place: Path) -> None:

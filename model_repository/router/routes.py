@@ -67,6 +67,7 @@ class Route(NamedTuple):
     preprocessing: dict[str, Any] | None = None  # of its images; None: that of the router
     step_only: bool = False  # only policies use it
     order: tuple[int, ...] = ()  # index of each label among the variant's own; empty: the same
+    in_space: bool = False  # its embeddings can be brought into the full model's space
 
     @property
     def quickness(self) -> float:
@@ -101,6 +102,7 @@ class PolicyRoute:
     full: str  # the variant with which the chain was compared
     seconds: float
     steps: tuple[StepRoute, ...]
+    embeds: bool = False  # it is for requests for embeddings, all in the full model's space
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,12 @@ class Routes(NamedTuple):
     variants: tuple[Route, ...]
     policies: tuple[PolicyRoute, ...] = ()
     adaptive: AdaptiveRules | None = None  # None: only a request's own objective adapts
+
+    def of(self, *, embeds: bool) -> "Routes":
+        """Return the routes for requests for embeddings in one space, or for all other requests."""
+        policies = tuple(policy for policy in self.policies if policy.embeds == embeds)
+        variants = tuple(route for route in self.variants if route.in_space or not embeds)
+        return self._replace(policies=policies, variants=variants)
 
     @property
     def answering(self) -> tuple[Route, ...]:

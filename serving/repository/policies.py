@@ -5,10 +5,12 @@ Only policies that are still certified are served. Both are in routes.json, in t
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.core.options import range_of
@@ -55,6 +57,7 @@ class RouterPolicies(NamedTuple):
 
     routes: tuple[PolicyRoute, ...] = ()
     shares: Mapping[str, tuple[float, ...]] = MappingProxyType({})  # in the calibration, by name
+    spaces: Mapping[str, np.ndarray] = MappingProxyType({})  # arrays of the router's spaces
 
 
 NO_POLICIES = RouterPolicies()
@@ -83,7 +86,8 @@ def served_policies(
         if not report.passed:
             raise SaccadeError(_refusal(str(report.problem)))
     if labelling is not None:
-        for file in {report.file.name: report.file for report in reports if report.file}.values():
+        files = {one.file.name: one.file for one in reports if one.file and not one.file.embeds}
+        for file in files.values():
             path = folder.path / f"{file.name}{SUFFIX}"
             _check_labels(file, path, labelling.of(variants[0].runtime_metadata))
     kept = [
@@ -93,13 +97,25 @@ def served_policies(
         if _is_followable(report.file, report.policy, variants, runtime, labelling is not None)
     ]
     followed = router_policies(kept)
-    for reason in _contradictions(followed.routes):
+    embed = {file.name: file for file, _ in kept if file.embeds}
+    for reason in (*_contradictions(followed.routes), *_several_spaces(embed)):
         files = " and ".join(sorted({f"{file.name}{SUFFIX}" for file, _ in kept}))
         raise SaccadeError(
             f"{folder}: {reason} The policies are in {files}. Delete one of these files, or "
             f"calibrate with another --name. {calibrate_again(folder.path)}"
         )
+    served = {variant.name for variant in variants}
+    for name, file in embed.items():
+        arrays = read_answers(file, folder.path / f"{name}{SUFFIX}").spaces
+        unused = {one.name for one in file.maps or () if not {one.source, one.target} <= served}
+        spaces = {name: array for name, array in arrays.items() if name not in unused}
+        followed = followed._replace(spaces=spaces)
     return followed
+
+
+def _several_spaces(files: Collection[str]) -> Iterator[str]:
+    if len(files) > 1:
+        yield f"{len(files)} calibrations are of embeddings, each with maps of its own, expected 1."
 
 
 def router_policies(policies: Sequence[tuple[PolicyFile, Policy]]) -> RouterPolicies:
@@ -189,7 +205,7 @@ def _is_followable(
         reason = f"was calibrated with {file.runtime}, and the repository runs {runtime}"
     elif left_out := sorted(needed - {variant.name for variant in variants}):
         reason = f"needs {left_out[0]}, which the repository leaves out"
-    elif not (decides or labelled):
+    elif not (decides or labelled or file.embeds):
         reason = "needs logits, which a router has only with --labels"
     if reason:
         note(f"{file.name}{SUFFIX}: policy {policy.name} is left out: it {reason}")
@@ -211,6 +227,7 @@ def served_policy(content: PolicyFile, policy: Policy) -> PolicyRoute:
             StepRoute(step.variant, step.sha256, step.threshold, step.temperature)
             for step in policy.steps
         ),
+        embeds=content.embeds,
     )
 
 
@@ -264,11 +281,17 @@ def served_adaptive(
     specs = [spec.name for part in variants[0].components.values() for spec in part.outputs]
     family = variants[0].main.variant.family
     decides = any(task.decide for task in tasks_of(family).values())  # words have logits, too
-    if not decides or (CHOOSES not in specs and not labelled):
+    if not any(policy.embeds for policy in policies.routes) and (
+        not decides or (CHOOSES not in specs and not labelled)
+    ):
         raise SaccadeError(
             f"--slo-ms: found a model of family {family}, expected a classifier: other "
             "answers of different variants cannot take each other's place. Drop --slo-ms"
-            + (", or pass --labels." if "embedding" in specs else ".")
+            + (
+                ", pass --labels, or run `saccade calibrate --embedding` first."
+                if "embedding" in specs
+                else "."
+            )
         )
     named = {one.main.variant.setting: budgets[one.name] for one in variants}
     floor = None if options.floor_budget is None else _floor(options.floor_budget, named)
