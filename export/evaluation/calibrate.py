@@ -91,11 +91,11 @@ def calibrate(
     """
     folder = ArtefactFolder.open(folder)
     if options.embedding:
-        task, how = TASK, embedding_task(folder, options)
+        task, how = TASK, embedding_task(folder)
         _check_choice(folder)
     else:
         task, how = _task(folder)
-        _check_comparison(folder, how, options)
+    _check_comparison(folder, how, options)
     check_kind(folder.path, options.name, embeds=options.embedding)
     require("scipy.stats", extra="bench")
     measured = _measured(folder, options)
@@ -318,38 +318,10 @@ def rendered(
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[object] = [_maps_table(maps)] if maps else []
+    parts: list[object] = [Text(str(one), "" if one.used else "red") for one in maps]
     parts += [] if content is None else [_table(content)]
     parts += [Text(line, "red") for line in map(refusal, refused)]
     return Group(*parts)  # type: ignore[arg-type]
-
-
-def _maps_table(maps: Sequence[SpaceMap]) -> object:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title="Neighbors found by mapped embeddings, of held-out images",
-        box=box.SIMPLE,
-        padding=(0, 1),
-        caption="Loss: by how much less similar (cosine) the neighbor found is.",
-        caption_justify="left",
-    )
-    for heading in ("query by", "index by", "map"):
-        table.add_column(heading)
-    for heading in ("recall@1\nwithout", "recall@1", "recall@10", "loss"):
-        table.add_column(heading, justify="right")
-    for one in maps:
-        table.add_row(
-            one.source,
-            one.target,
-            one.kind if one.used else f"{one.kind}, refused",
-            f"{100 * one.without.recall:.1f} %" if one.without else "-",
-            *(f"{100 * share:.1f} %" for share in (one.reached.recall, one.reached.recall_10)),
-            f"{one.reached.loss:.4f}",
-            style=None if one.used else "red",
-        )
-    return table
 
 
 def _table(content: PolicyFile) -> object:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calibration of embeddings: variants in the full model's space, and the neighbors they find."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,39 +18,30 @@ from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.exporter.policy.answers import Answers, VariantAnswers, answers_of, check_finite
 from saccade.exporter.policy.maps import ROUTER, SpaceMap, best_map, nearest
 from saccade.exporter.policy.options import CalibrateOptions
-from saccade.exporter.policy.vector_index import VectorIndex
+from saccade.exporter.policy.vector_index import stored_vectors
 from saccade.models.data.datasets import is_unlabelled, unlabelled_images
 from saccade.models.data.samples.images import pixels_sha256
 from saccade.models.entry import EvaluationTask
 
 TASK = "embedding"
+FIT_SHARE = 0.5  # of the samples fit maps, and are the index without --against-index
 _ROLES = "", "image"  # of the components whose embeddings are mapped
 _ANCHORS = 1024  # vectors of the index by whose similarity a policy decides
-FIT_SHARE = 0.5  # of the samples fit maps, and are the index without --against-index
 _LEAST_FIT, _MOST_FIT = 100, 20_000
 
 
-def embedding_task(folder: ArtefactFolder, options: CalibrateOptions) -> EvaluationTask:
+def embedding_task(folder: ArtefactFolder) -> EvaluationTask:
     """Return the task of embedding, whose `logits` are embeddings.
 
-    Raises: SaccadeError if a variant does not embed, or an option is not one of embeddings.
+    Raises: SaccadeError if a variant does not embed.
     """
     for variant in folder.variants:
-        own = [part for role, part in variant.components.items() if role in _ROLES]
-        if TASK not in {spec.name for part in own for spec in part.outputs}:
+        own = [part.outputs for role, part in variant.components.items() if role in _ROLES]
+        if TASK not in {spec.name for specs in own for spec in specs}:
             raise SaccadeError(
                 f"--embedding: {variant.name} has no output {TASK}, so it cannot search an index. "
                 "Drop --embedding, or calibrate a model that embeds."
             )
-    given = {
-        "--against labels": options.against == "labels",
-        "--labels": options.labels, "--templates": options.templates, "--min-ari": options.min_ari,
-    }  # fmt: skip
-    if odd := [flag for flag, value in given.items() if value]:
-        raise SaccadeError(
-            f"{odd[0]}: is about classes or segmentations, but with --embedding an answer is lost "
-            "if its nearest neighbor is not the full model's. Drop one of the two."
-        )
     return EvaluationTask(score="", inputs="", decide=f"{__name__}:embed")
 
 
@@ -59,17 +50,17 @@ def embed(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decide
 
     Raises: SaccadeError if the data does not fit the model.
     """
+    given = _run(model), _run
     if options.data is not None and is_unlabelled(path := Path(options.data)):
         images = unlabelled_images(path, model.images())
         digest = cache(partial(pixels_sha256, images))
-        return Decider(_run(model), _run, {"image": images}, None, name=path.name, digest=digest)
+        return Decider(*given, {"image": images}, None, name=path.name, digest=digest)
     data = labelled_inputs(model, options, split)
-    return Decider(_run(model), _run, data.inputs, None, **origin(data))
+    return Decider(*given, data.inputs, None, **origin(data))
 
 
 def _run(model: EvaluatedModel) -> Run:
-    component = model.component(*_ROLES)
-    return lambda inputs: component.answer(inputs)[TASK]
+    return lambda inputs: model.component(*_ROLES).answer(inputs)[TASK]
 
 
 @dataclass(frozen=True)
@@ -101,87 +92,45 @@ def neighbor_answers(
     total = len(variants[0].logits)
     order = np.random.default_rng(options.seed).permutation(apart or total)
     fit, asked = np.split(order, [min(round(FIT_SHARE * len(order)), _MOST_FIT)])
+    asked = np.concatenate([asked, np.arange(apart, total if apart else 0)])
     if len(fit) < _LEAST_FIT:
         raise SaccadeError(
             f"{source[0]}: leaves {len(fit)} samples to fit maps with, expected at least "
             f"{_LEAST_FIT}. Pass more data."
         )
-    for one in variants:
-        check_finite(one.name, one.logits)
     (own,) = (one for one in variants if one.name == full)
-    maps, arrays = _maps(variants, own, fit, options.min_recall)
-    used = [one for one in variants if one is own or ROUTER.map_name(one.name, full) in arrays]
-    if len(used) == 1:
-        raise SaccadeError(_not_mapped(maps, full, options.min_recall))
-    asked = np.concatenate([asked, np.arange(apart, total if apart else 0)])
-    queries = np.stack([_placed(one, own, asked, arrays) for one in used])
-    anchors = _Anchors(options.seed)
-    if (path := options.against_index) is None:
-        parts = iter([ROUTER.unit(own.logits[fit])])
-    else:
-        parts = VectorIndex(path, own.logits.shape[1], own.sha256).parts()
-        source = path.name, sha256_of(path) if path.is_file() else ""
-    classes, _ = nearest(queries, used.index(own), anchors.drawn(parts))
-    arrays[ROUTER.ANCHORS] = anchors.vectors
-    compared = [
-        replace(one, logits=ROUTER.similarities(query, anchors.vectors), classes=found)
-        for one, query, found in zip(used, queries, classes, strict=True)
-    ]
-    answers = answers_of(
-        compared, None, full=full, seed=options.seed, apart=max(0, apart - len(fit))
-    )
-    neighborhood = Neighborhood(tuple(maps), *source, anchors.count)
-    return replace(answers, spaces=arrays), neighborhood
-
-
-def _maps(
-    variants: Sequence[VariantAnswers], own: VariantAnswers, fit: np.ndarray, min_recall: float
-) -> tuple[list[SpaceMap], dict[str, np.ndarray]]:
-    """Return the maps to and from the full model's space, and the arrays of those to use."""
     maps, arrays = [], {}
     for one in variants:
-        for source, target in ((one, own), (own, one)) if one is not own else ():
-            embeddings = source.logits[fit], target.logits[fit]
-            made, array = best_map((source.name, target.name), *embeddings, min_recall)
+        check_finite(one.name, one.logits)
+        for pair in ((one, own), (own, one)) if one is not own else ():
+            names, embeddings = (pair[0].name, pair[1].name), [each.logits[fit] for each in pair]
+            made, array = best_map(names, *embeddings, options.min_recall)
             maps.append(made)
             arrays |= {made.name: array} if made.used else {}
-    return maps, arrays
-
-
-def _placed(
-    one: VariantAnswers, own: VariantAnswers, rows: np.ndarray, arrays: dict[str, np.ndarray]
-) -> np.ndarray:
-    embedding = one.logits[rows]
-    if one is not own:
-        embedding = ROUTER.mapped(embedding, arrays[ROUTER.map_name(one.name, own.name)])
-    return np.asarray(ROUTER.unit(embedding))
-
-
-class _Anchors:
-    """Vectors of an index that are drawn at random while it is read."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng, self._keys = np.random.default_rng(seed), np.empty(0)
-        self.vectors, self.count = np.empty(0, np.float32), 0
-
-    def drawn(self, parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-        """Yield the parts unchanged."""
-        for part in parts:
-            keys = np.concatenate([self._keys, self._rng.random(len(part))])
-            kept = np.argsort(keys)[:_ANCHORS]
-            both = np.concatenate([self.vectors.reshape(-1, part.shape[1]), part])
-            self.vectors, self._keys, self.count = both[kept], keys[kept], self.count + len(part)
-            yield part
-
-
-def _not_mapped(maps: Sequence[SpaceMap], full: str, min_recall: float) -> str:
-    reached = "; ".join(
-        f"{one.source} {100 * one.reached.recall:.1f} % (map: {one.kind})"
-        for one in maps
-        if one.target == full
-    )
-    return (
-        f"--embedding: no variant finds enough of the nearest neighbors that {full} finds: "
-        f"{reached}, expected at least {100 * min_recall:g} % (--min-recall). Pass more images, of "
-        "which half fit the maps, or export variants that are more alike."
-    )
+    used = [one for one in variants if one is own or ROUTER.map_name(one.name, full) in arrays]
+    if len(used) == 1:
+        raise SaccadeError(
+            f"--embedding: no variant finds {100 * options.min_recall:g} % (--min-recall) of the "
+            f"nearest neighbors that {full} finds. Pass more images, of which half fit the maps, "
+            "or export variants that are more alike. Found: " + "; ".join(map(str, maps))
+        )
+    queries = [
+        one.logits[asked]
+        if one is own
+        else ROUTER.mapped(one.logits[asked], arrays[ROUTER.map_name(one.name, full)])
+        for one in used
+    ]
+    stacked, parts = np.stack([ROUTER.unit(query) for query in queries]), [own.logits[fit]]
+    index = map(ROUTER.unit, parts)
+    if (path := options.against_index) is not None:
+        index = stored_vectors(path, own.logits.shape[1], own.sha256)
+        source = path.name, sha256_of(path) if path.is_file() else ""
+    classes, anchors, size = nearest(stacked, used.index(own), index, _ANCHORS, options.seed)
+    compared = [
+        replace(one, logits=ROUTER.similarities(query, anchors), classes=found)
+        for one, query, found in zip(used, stacked, classes, strict=True)
+    ]
+    rest = max(0, apart - len(fit))
+    answers = answers_of(compared, None, full=full, seed=options.seed, apart=rest)
+    spaces = {**arrays, ROUTER.ANCHORS: anchors}
+    return replace(answers, spaces=spaces), Neighborhood(tuple(maps), *source, size)

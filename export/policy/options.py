@@ -67,8 +67,12 @@ class CalibrateOptions(Options):
         check_policy_name(self.name)
         if self.against_index and not self.embedding:
             raise SaccadeError(
-                f"--against-index {self.against_index}: is an index of embeddings. Pass --embedding"
-                " as well, or drop it."
+                "--against-index: is about embeddings. Pass --embedding, or drop it."
+            )
+        if self.embedding and self.against == "labels":
+            raise SaccadeError(
+                "--against labels: embeddings have no labels. With --embedding, an answer is lost "
+                "if its nearest neighbor is not the full model's. Drop one of the two."
             )
         names = {check_policy_name(self.policy_name(risk)) for risk in self.risk}
         if not self.risk or len(names) < len(self.risk):

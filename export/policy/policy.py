@@ -271,6 +271,12 @@ def read_answers(content: PolicyFile, path: Path) -> Answers:
 def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path) -> Answers:
     v, n = len(content.variants), content.samples
     answers = "classes" if content.min_ari is None else "agreement"
+    spaces = {
+        name.removeprefix(SPACES): array
+        for name, array in arrays.items()
+        if name.startswith(SPACES)
+    }
+    maps = {made.name for made in content.maps or () if made.used}
     shapes = {answers: (v, n), "confidence": (len(MEASURES), v, n), "labels": (n,)}
     kinds = {"classes": "i", "agreement": "f", "confidence": "f", "labels": "i"}
     found = {
@@ -283,10 +289,11 @@ def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path)
         for name, shape in shapes.items()
         if name in found or name != "labels"
     }
-    if found != expected or _FACTS not in arrays or not content.learn < n:
+    complete = _FACTS in arrays and maps == spaces.keys() - {ROUTER.ANCHORS}
+    if found != expected or not complete or not content.learn < n:
         raise SaccadeError(
             f"{place}: contains {found}, expected {expected}, and fewer than {n} samples to learn "
-            f"from. {calibrate_again(place.parent)}"
+            f"from, with the maps {sorted(maps)}. {calibrate_again(place.parent)}"
         )
     _check_facts(content, arrays[_FACTS], place)
     return Answers(
@@ -300,29 +307,8 @@ def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path)
         labels=arrays.get("labels"),
         agreement=arrays.get("agreement"),
         apart=content.choose_data is not None,
-        spaces=_spaces(content, arrays, place),
+        spaces=spaces,
     )
-
-
-def _spaces(
-    content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path
-) -> dict[str, np.ndarray]:
-    """Return the arrays of the router's spaces; none unless the policies are for embeddings."""
-    found = {
-        name.removeprefix(SPACES): array
-        for name, array in arrays.items()
-        if name.startswith(SPACES)
-    }
-    expected = {made.name for made in content.maps or () if made.used}
-    if content.embeds:
-        expected.add(ROUTER.ANCHORS)
-    tables = all(array.dtype == np.float32 and array.ndim == 2 for array in found.values())
-    if found.keys() != expected or not tables:
-        raise SaccadeError(
-            f"{place}: contains the maps {sorted(found)}, expected float32 {sorted(expected)}. "
-            f"{calibrate_again(place.parent)}"
-        )
-    return found
 
 
 def _check_facts(content: PolicyFile, found: np.ndarray, place: Path) -> None:

@@ -419,8 +419,8 @@ def _embed_images(
     files = image_input(images)
     view: RouterView = yield None
     view.require_output("embedding", "embed images")
-    if space is not None or _follows(parameters):
-        view.require_spaces()
+    if space is not None or (by_policy and _follows(parameters)):
+        view.require_policies(embeds=True)
     if space is not None:
         chosen = view.named(space)
         return (yield from _embeddings({"image": files}, view, {**parameters, "space": chosen}))

@@ -145,27 +145,16 @@ class RouterView:
             "choose another model."
         )
 
-    def require_policies(self) -> None:
-        """Refuse a call with a policy if the router has none.
+    def require_policies(self, *, embeds: bool = False) -> None:
+        """Refuse a call with a policy, or for embeddings in another space, if there are none.
 
         Raises: SaccadeError that explains how to add policies.
         """
-        if not self.policies:
+        if not (self.space if embeds else self.policies):
+            kind, how = (" of embeddings", " --embedding") if embeds else ("", "")
             raise SaccadeError(
-                f"{self.model} has no policies. Run `saccade calibrate` on its artefact folder "
-                "(and for a server, `saccade repository` again), or choose by --budget."
-            )
-
-    def require_spaces(self) -> None:
-        """Refuse embeddings in the space of another variant if there are no maps.
-
-        Raises: SaccadeError that explains how to add them.
-        """
-        if self.space is None:
-            raise SaccadeError(
-                f"{self.model} has no policies for embeddings and no maps between its variants' "
-                "spaces. Run `saccade calibrate --embedding` on its artefact folder (and for a "
-                "server, `saccade repository` again), or choose by --budget."
+                f"{self.model} has no policies{kind}. Run `saccade calibrate{how}` on its artefact "
+                "folder (and for a server, `saccade repository` again), or choose by --budget."
             )
 
     def require(self, call: str, what: str) -> None:

@@ -135,10 +135,8 @@ def embedding(image: Sequence[Path], options: EmbedOptions, connect: Connect) ->
     if embeddings.by:
         counts = Counter(name for name, _ in embeddings.by)
         data |= {"by": dict(counts), "certified": embeddings.certified}
-        listed = ", ".join(f"{escaped_line(name)}: {n}" for name, n in counts.most_common())
-        uncertain = "" if embeddings.certified else "; not all are certified"
-        text = f"{options.out}: {count} x {width} in the space of "
-        text += f"{escaped_line(embeddings.variant)} ({listed}{uncertain})"
+        listed = ", ".join(f"{escaped_line(name)}: {n}" for name, n in counts.items())
+        text += f", in its space ({listed}{'' if embeddings.certified else '; not all certified'})"
     return Answer(data, text, done.exit_code if done else 0)
 
 
