@@ -275,7 +275,7 @@ def _full(
 ) -> str:
     """The variant that the others are compared with: of the largest budget, the most precise.
 
-    In a group, a cheaper one may be better: then it is the dearest of those that no other one
+    In a group, a cheaper one may be better: then it is the most expensive one that no other
     dominates.
 
     Raises: SaccadeError if it was not measured.
