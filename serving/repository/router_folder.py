@@ -232,7 +232,7 @@ def route_fields(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
 
 
 def _own_form(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
-    """Return what is not alike in all variants: the use, the form of images, the order of labels."""
+    """Return what may differ between variants: use, form of images, order of labels."""
     form: dict[str, Any] = {"step_only": True} if variant.main.step_only else {}
     if (images := plan.images(variant)) is not None and images != plan.preprocessing:
         form["preprocessing"] = images.to_dict()
