@@ -29,9 +29,9 @@ from saccade.exporter.artefact.manifest import (
 from saccade.exporter.artefact.variant import variant_name
 from saccade.exporter.export_options import ExportOptions
 from saccade.exporter.gate.gate import candidates_of, measure
-from saccade.exporter.gate.metrics import exceeded
+from saccade.exporter.gate.metrics import exceeded, step_thresholds
 from saccade.exporter.gate.reference import ExpectedAnswers, Reference, unbound
-from saccade.exporter.gate.report import VariantReport, loosened
+from saccade.exporter.gate.report import VariantReport, as_step, loosened
 from saccade.exporter.graph.samples import calibration_inputs, gate_sizes, samples_of
 from saccade.exporter.graph.trial import made_here
 from saccade.exporter.quantization.recipes import QuantizationRecipe, recipes_for
@@ -173,7 +173,9 @@ class _Job:
         expected = self.expected(written, advance)
         if float32 is not None and expected.scored is not None:
             expected = replace(expected, scored=replace(expected.scored, float32=float32))
-        return measure(runs, expected, entry.precision, options.threshold, advance=advance)
+        lifted = step_thresholds(entry.precision) if options.as_step else {}
+        overrides = {**lifted, **options.threshold}
+        return measure(runs, expected, entry.precision, overrides, advance=advance)
 
 
 def export_component(
@@ -389,6 +391,7 @@ def _manifest(
         activation_ranges=graph.activation_ranges,
         inlined_ops=written.inlined_ops,
         quantization=quantization,
+        step_only=job.options.as_step and written.entry.precision != "fp32",
     )
 
 
@@ -401,5 +404,6 @@ def _passed(entry: VariantEntry, parity: Parity, component: Component) -> Parity
             f"{entry.name}: the exported file differs from the model: {problems}. Nothing was "
             f"written. {remedy.lstrip()}If this difference is acceptable, raise the limit with "
             f"--threshold, for example --threshold {loosened(parity)} LIMIT."
+            f"{as_step(entry.precision)}"
         )
     return parity

@@ -33,4 +33,6 @@ class ExportOptions(Options):
     # how much evidence: quick, standard, or thorough (320 samples in float64)
     gate: GateLevel = "standard"
     threshold: dict[str, NonNegative] = field(default_factory=dict)  # gate thresholds to override
+    # accept fp16, bf16 and int8 variants far from the model: only policies use them, as early steps
+    as_step: bool = False
     force: bool = False  # replace an existing folder

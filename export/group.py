@@ -2,6 +2,7 @@
 """`saccade group`: one artefact folder whose variants come from several checkpoints."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 UNIT = "multiply-adds"
-_MEMBER = re.compile(r"([a-z0-9]{1,16})=(.+)")
+_WORD = re.compile("[a-z0-9]{1,16}")
 _NAME_IT = "Name the members in short: saccade group small=FOLDER large=FOLDER"
 
 
@@ -48,9 +49,12 @@ class Member:
     folder: ArtefactFolder
 
     def setting(self, manifest: Manifest) -> str:
-        """Return the name of a variant's budget in the group."""
-        own = {one.variant.setting for one in self.folder.manifests}
-        return self.word + (manifest.variant.setting if len(own) > 1 else "")
+        """Return the name of a variant's budget in the group, which is that of no other one."""
+        parts = [self.word]
+        for field in ("setting", "precision"):
+            if len({getattr(one.variant, field) for one in self.folder.manifests}) > 1:
+                parts.append(getattr(manifest.variant, field))
+        return "".join(parts)
 
 
 @dataclass(frozen=True)
@@ -116,14 +120,14 @@ def group(members: Sequence[Path | str], options: GroupOptions) -> Group:
 def _members(texts: Sequence[Path | str]) -> tuple[Member, ...]:
     members = []
     for text in texts:
-        named = _MEMBER.fullmatch(str(text))
-        folder = ArtefactFolder(named[2] if named else text)
+        word, path = _word(text)
+        folder = ArtefactFolder(path)
         if folder.is_group:
             raise SaccadeError(
                 f"{folder}: is a group itself, expected a folder that `saccade export` wrote. Pass "
                 "the folders that the group was made of."
             )
-        word = named[1] if named else re.sub("[^a-z0-9]", "", folder.model)
+        word = word or re.sub("[^a-z0-9]", "", folder.model)
         members.append(Member(word, folder))
     if len(members) < 2:
         raise SaccadeError(f"found {len(members)} artefact folder, expected two or more.")
@@ -140,6 +144,16 @@ def _members(texts: Sequence[Path | str]) -> tuple[Member, ...]:
                 f"{one.folder} and {other.folder} would both be called {one.word!r}. {_NAME_IT}"
             )
     return tuple(members)
+
+
+def _word(text: Path | str) -> tuple[str, Path]:
+    """Return the word and the folder of `word=folder`; the word is empty for a folder alone."""
+    word, sign, path = str(text).partition("=")
+    if not sign or Path(text).is_dir():
+        return "", Path(text)
+    if not _WORD.fullmatch(word):
+        raise SaccadeError(f"{text}: {word!r:.60} is not 1 to 16 of a-z and 0-9. {_NAME_IT}")
+    return word, Path(path)
 
 
 def _differences(members: Sequence[Member]) -> Iterator[str]:
@@ -175,18 +189,18 @@ def _first(member: Member) -> VariantFiles:
 
 
 def _labels_apart(one: VariantFiles, other: VariantFiles) -> str:
-    """Return the labels that only one of two variants has, a few of each; empty if none."""
-    sides = [
-        (name, [label for label in own.labels if label not in set(beside.labels)])
-        for name, own, beside in (("the first", one, other), ("the second", other, one))
-    ]
+    """Return why labels cannot be mapped by name, with a few of each side; empty if they can."""
+    if one.labels == other.labels:
+        return ""
+    own, there = Counter(one.labels), Counter(other.labels)
     words = []
-    for name, labels in sides:
-        more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
+    for name, more in (("the first", own - there), ("the second", there - own)):
+        labels = list(more)
+        others = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
         if labels:
-            words.append(f"only {name} has {', '.join(labels[:3])}{more}")
-    if not words and len(one.labels) != len(other.labels):
-        return f"{len(one.labels)} and {len(other.labels)}"
+            words.append(f"only {name} has {', '.join(labels[:3])}{others}")
+    if not words and own.most_common(1)[0][1] > 1:
+        words.append(f"in another order, and {own.most_common(1)[0][0]!r} is there twice")
     return "; ".join(words)
 
 

@@ -197,6 +197,7 @@ class Manifest:
     inlined_ops: tuple[str, ...] = ()  # custom ops written as standard operators
     quantization: Quantization | None = None  # of an int8 file
     member: VariantEntry | None = None  # in a group: what it is in its own artefact folder
+    step_only: bool = False  # requests do not choose it: it answers as a step of policies
 
     @property
     def exported(self) -> VariantEntry:
@@ -217,6 +218,8 @@ class Manifest:
             del content["file"]["data"]
         if self.member is None:
             del content["member"]
+        if not self.step_only:
+            del content["step_only"]
         return content
 
 
@@ -249,7 +252,7 @@ def _completed(content: dict[str, Any]) -> dict[str, Any]:
         content["preprocessing"] = with_later(declared)
     if isinstance(file, dict):
         content["file"] = {"data": None, **file}  # most have none
-    return {"member": None, **content}
+    return {"member": None, "step_only": False, **content}
 
 
 def _contradictions(manifest: Manifest, file: str) -> Iterator[str]:

@@ -283,11 +283,11 @@ def _full(
     """
     budgets = cost_shares(folder.variants, measured)
 
-    def rank(variant: VariantFiles) -> tuple[bool, float, int]:
+    def rank(variant: VariantFiles) -> tuple[bool, bool, float, int]:
         entry = measured.get(variant.name)
         dominated = folder.is_group and entry is not None and entry.dominated_by is not None
         precision = PRECISIONS.index(variant.main.variant.precision)
-        return not dominated, budgets[variant.name], -precision
+        return not variant.main.step_only, not dominated, budgets[variant.name], -precision
 
     full = max(folder.variants, key=rank)
     if full.name not in measured:

@@ -58,7 +58,7 @@ class Variants:
     def source(self, model: EvaluatedModel) -> tuple[str, str, float]:
         """Return a variant's name, hash, and seconds per sample."""
         (files,) = (variant for variant in self.folder.variants if variant.name == model.name)
-        return model.name, files.sha256, _seconds(self.measured[model.name])
+        return model.name, files.sha256, self.measured[model.name].seconds
 
 
 def answered(
@@ -262,9 +262,3 @@ def _check_samples(data: str, found: int, options: CalibrateOptions) -> None:
             f"{options.confidence:g}, even if not one answer is lost. Pass "
             f"{'a larger --limit' if limited else 'more data'}{other}, or a larger --risk."
         )
-
-
-def _seconds(entry: FrontierEntry) -> float:
-    """Time per sample in the batch that is fastest."""
-    point = entry.in_process[f"batch_{entry.best_batch}"]
-    return 1 / float(point["inferences_per_second"])

@@ -92,7 +92,7 @@ def split_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) ->
 
 def logits_of(model: EvaluatedModel) -> Run:
     """Return a model as a function from inputs to logits."""
-    return lambda inputs: model.component("").run(inputs)["logits"]
+    return lambda inputs: model.component("").answer(inputs)["logits"]
 
 
 def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decider:

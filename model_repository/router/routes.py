@@ -65,6 +65,7 @@ class Route(NamedTuple):
     classes: str | None  # file next to routes.json with one vector per label
     as_fast: tuple[str, ...] = ()  # variants whose measured speed is not significantly different
     preprocessing: dict[str, Any] | None = None  # of its images; None: that of the router
+    step_only: bool = False  # only policies use it
     order: tuple[int, ...] = ()  # index of each label among the variant's own; empty: the same
 
     @property
@@ -124,6 +125,11 @@ class Routes(NamedTuple):
     variants: tuple[Route, ...]
     policies: tuple[PolicyRoute, ...] = ()
     adaptive: AdaptiveRules | None = None  # None: only a request's own objective adapts
+
+    @property
+    def answering(self) -> tuple[Route, ...]:
+        """The variants that a request may choose."""
+        return tuple(route for route in self.variants if not route.step_only)
 
     def named(self, name: str) -> Route:
         """Return the variant of this name; `saccade preflight` checks that there is one."""

@@ -26,6 +26,11 @@ def check_alike(folder: ArtefactFolder, runtime: str = DEFAULT) -> None:
     Raises: SaccadeError that names the two variants that differ, and the difference.
     """
     first, served = folder.variants[0], served_runtime(runtime)
+    if all(variant.main.step_only for variant in folder.variants):
+        raise SaccadeError(
+            f"{folder}: every variant is only a step of policies (--as-step), expected one that "
+            "answers. Export the checkpoint with fp32 too, or group it with others."
+        )
     for variant in folder.variants:
         if set(variant.components) != set(first.components):
             raise SaccadeError(
