@@ -222,8 +222,9 @@ def _check_choice(folder: ArtefactFolder) -> None:
         checkpoint = shlex.quote(str(folder.path / folder.manifests[0].parent.name))
         raise SaccadeError(
             f"{folder}: found 1 variant ({folder.variants[0].name}), expected at least two, so "
-            "that easy samples can stop at a cheaper one. Export more budgets: saccade export "
-            f"{checkpoint} --budget 1,0.5,0.25 --out {shlex.quote(str(folder))} --force"
+            "that easy samples can stop at a cheaper one. Export more budgets, or smaller images "
+            f"(--budget r224,r160): saccade export {checkpoint} --budget 1,0.5,0.25 --out "
+            f"{shlex.quote(str(folder))} --force"
         )
 
 
