@@ -10,7 +10,7 @@ measures its risk and its accuracy. Beside it the control: the cheapest chain th
 calibration half, with no test.
 
 Every certified chain is then a policy of one server, as is each variant alone. Their throughput is
-measured in turn, with 1 and with 16 images a request, on samples of the other half. A chain is
+measured in turn, with 1 and with 16 images per request, on samples of the other half. A chain is
 compared with the full model, and with the fastest variant that is at least as accurate there.
 
 With --real-size, the members are ViT-S/16, B/16 and L/16 with random weights. Their thresholds are
@@ -66,7 +66,7 @@ REAL_WINDOW = 20.0  # times as long as a window of the small models
 DATA, ONNX = "signs", runtime_named(DEFAULT)
 CONFIDENCE, STEPS = 0.95, 3
 BATCHES, TRIED, TRIES = (1, 4, 16, 64), 128, 3
-CLIENTS = {1: 16, 16: 4}  # by images a request
+CLIENTS = {1: 16, 16: 4}  # by images per request
 TIMES_FULL, TIMES_SINGLE, HELD = 1.8, 1.3, 19  # the aims, of 20 splits
 
 
@@ -314,7 +314,7 @@ def trained(options: argparse.Namespace) -> dict[str, Any]:
             f"times the best single variant, at least {TIMES_SINGLE}": {
                 key: one["times_single"]["mean"] for key, one in by_images.items()
             },
-            f"splits that held their risk, at least {HELD} of {options.splits}": held,
+            f"splits within their risk, at least {HELD} of {options.splits}": held,
         },
     }
 
