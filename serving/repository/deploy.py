@@ -24,6 +24,7 @@ from saccade.serving.repository.policies import (
     NO_POLICIES,
     RouterPolicies,
     served_adaptive,
+    served_monitor,
     served_policies,
 )
 from saccade.serving.repository.preflight.repository import Target
@@ -138,6 +139,7 @@ def plan_repository(
         max_images=max_images,
         policies=policies.routes,
         adaptive=served_adaptive(variants, policies, options, labelled=bool(labels)),
+        monitor=served_monitor(policies, options),
     )
     threads = thread_rules(variants, measured, options)
     return RepositoryPlan(folder, options, router, served, threads, ops)

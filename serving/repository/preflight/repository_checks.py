@@ -27,6 +27,8 @@ from saccade.serving.repository.model_config import LABELS_FILE, RUN_BATCH
 from saccade.serving.repository.policies import (
     adaptive_faults,
     adaptive_of,
+    monitor_faults,
+    monitor_of,
     policies_of,
     policy_faults,
 )
@@ -216,6 +218,9 @@ def check_routes(repository: Repository, target: Target) -> Iterator[str]:
     if (adaptive := adaptive_of(content)) is not None:
         reasons = adaptive_faults(adaptive, policies_of(content), budgets)
         yield from (f"routes.json: adaptive: {reason}" for reason in reasons)
+    if (monitor := monitor_of(content)) is not None:
+        reasons = monitor_faults(monitor, policies_of(content))
+        yield from (f"routes.json: monitor: {reason}" for reason in reasons)
     for reason in differences(content, rendered_routes(repository), FREE_OF_ROUTES):
         yield f"routes.json: {reason}"
     if budgets != sorted(budgets, reverse=True):
