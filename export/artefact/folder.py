@@ -96,7 +96,8 @@ class ArtefactFolder:
             )
         first = manifests[0]
         for manifest in manifests:
-            if (manifest.variant.model, manifest.parent) != (first.variant.model, first.parent):
+            parent = manifest.parent if manifest.member is None else first.parent
+            if (manifest.variant.model, parent) != (first.variant.model, first.parent):
                 raise SaccadeError(
                     f"{self}: {manifest.variant.name} and {first.variant.name} come from different "
                     "models or checkpoints. Export each into its own folder."
@@ -110,6 +111,11 @@ class ArtefactFolder:
         Raises: SaccadeError if a variant lacks a component that every request needs.
         """
         return grouped(self.manifests)
+
+    @property
+    def is_group(self) -> bool:
+        """True if its variants come from several folders; see `artefact.group`."""
+        return self.manifests[0].member is not None
 
     @property
     def model(self) -> str:
@@ -164,22 +170,32 @@ class ArtefactFolder:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint in the folder, read once and not compared with the manifests' hash.
+        """The checkpoint in the folder, in a group that of the first variant.
 
-        None if the file does not exist.
+        It is read once and not compared with the manifests' hash. None if the file does not exist.
         Raises: SaccadeError if it is not a checkpoint, MissingPackage if no installed package can
             read it.
         """
-        path = self.path / self.manifests[0].parent.name
+        return self._checkpoint(self.manifests[0])
+
+    def _checkpoint(self, manifest: Manifest) -> Checkpoint | None:
+        path = self.path / manifest.parent.name
         return self._load(path) if path.exists() else None
 
     @property
     def parent(self) -> Checkpoint:
-        """The checkpoint that the files in this folder were exported from.
+        """The same after comparing its hash.
+
+        Raises: SaccadeError as `parent_of` does.
+        """
+        return self.parent_of(self.manifests[0])
+
+    def parent_of(self, manifest: Manifest) -> Checkpoint:
+        """Return the checkpoint that a manifest's file was exported from.
 
         Raises: SaccadeError if it is missing or is a different one.
         """
-        entry, checkpoint = self.manifests[0].parent, self.checkpoint
+        entry, checkpoint = manifest.parent, self._checkpoint(manifest)
         if checkpoint is None:
             raise SaccadeError(
                 f"{self.path / entry.name}: missing, but the reference is computed from it. Copy "

@@ -270,7 +270,7 @@ def merged(
 
     New policies replace all that were measured in the same place as the entries; None keeps them.
     """
-    entries = tuple(entries)
+    entries, variants = tuple(entries), tuple(variants)
     present = {variant.sha256 for variant in variants}
     kept = (entry for entry in old.entries if entry.sha256 in present)
     by_key = {entry.key: entry for entry in (*kept, *entries)}
@@ -287,7 +287,37 @@ def merged(
         if policy.hashes <= present and (policies is None or policy.place not in places)
     )
     both = sorted((*still, *(policies or ())), key=lambda one: (one.device, one.runtime, one.risk))
-    return Frontier(old.model, tuple(sorted(by_key.values(), key=order)), tuple(both))
+    budgeted = _with_cost_shares(by_key.values(), variants)
+    return Frontier(old.model, tuple(sorted(budgeted, key=order)), tuple(both))
+
+
+def _with_cost_shares(
+    entries: Iterable[FrontierEntry], variants: Sequence[VariantFiles]
+) -> list[FrontierEntry]:
+    """Return the entries with the budgets that follow from the measurements of each machine."""
+    entries = tuple(entries)
+    here: dict[tuple[str, str], dict[str, FrontierEntry]] = {}
+    for entry in entries:
+        here.setdefault((entry.runtime, entry.device), {})[entry.variant] = entry
+    budgets = {place: cost_shares(variants, measured) for place, measured in here.items()}
+    return [
+        replace(entry, budget=budgets[entry.runtime, entry.device][entry.variant])
+        for entry in entries
+    ]
+
+
+def cost_shares(
+    variants: Sequence[VariantFiles], measured: Mapping[str, FrontierEntry]
+) -> dict[str, float]:
+    """Return the budget of each variant by name; `measured` is by name, too.
+
+    It is that of the manifest. Once every variant of a group was measured, it is the time of an
+    inference as a share of the longest, with four digits: sizes of different models say little.
+    """
+    if any(variant.main.member is None or variant.name not in measured for variant in variants):
+        return {variant.name: float(variant.main.variant.budget) for variant in variants}
+    speeds = {variant.name: measured[variant.name].speed for variant in variants}
+    return {name: float(f"{min(speeds.values()) / speed:.4g}") for name, speed in speeds.items()}
 
 
 class NarrowerMeasurement(SaccadeError):

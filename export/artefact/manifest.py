@@ -3,7 +3,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +30,7 @@ VERSION = 6
 SUFFIX = ".manifest.json"
 DATA_SUFFIX = ".data"  # of a file with weights, after the name of the ONNX file
 _FILE_NAME_CHARACTERS = 255  # the limit of common file systems
+BY_CLASS = ("logits", "probabilities")  # outputs with a number for each label
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -195,6 +196,12 @@ class Manifest:
     activation_ranges: dict[str, float] = field(default_factory=dict)  # largest |x| by tensor
     inlined_ops: tuple[str, ...] = ()  # custom ops written as standard operators
     quantization: Quantization | None = None  # of an int8 file
+    member: VariantEntry | None = None  # in a group: what it is in its own artefact folder
+
+    @property
+    def exported(self) -> VariantEntry:
+        """The variant as it was exported, under which its checkpoint knows it."""
+        return self.member or self.variant
 
     @property
     def is_int8_for_gpu(self) -> bool:
@@ -208,6 +215,8 @@ class Manifest:
             content["preprocessing"] = self.preprocessing.to_dict()
         if self.file.data is None:
             del content["file"]["data"]
+        if self.member is None:
+            del content["member"]
         return content
 
 
@@ -240,11 +249,12 @@ def _completed(content: dict[str, Any]) -> dict[str, Any]:
         content["preprocessing"] = with_crop_rounding(declared)
     if isinstance(file, dict):
         content["file"] = {"data": None, **file}  # most have none
-    return content
+    return {"member": None, **content}
 
 
 def _contradictions(manifest: Manifest, file: str) -> Iterator[str]:
     entry, data = manifest.variant, manifest.file.data
+    exported = manifest.exported
     if not 1 <= entry.kept <= entry.total:
         yield f"keeps {entry.kept} of {entry.total} {entry.unit} at budget {entry.budget:g}"
     if unknown := set(manifest.parity.overridden) - set(manifest.parity.thresholds):
@@ -254,11 +264,11 @@ def _contradictions(manifest: Manifest, file: str) -> Iterator[str]:
         (
             (entry.name, name, "variant name"),
             (file, name + SUFFIX, "file name of the manifest"),
-            (Path(manifest.file.name).stem, name, "artefact's stem"),
+            (Path(manifest.file.name).stem, exported.name if data else name, "artefact's stem"),
         )
     )
-    if entry.setting.startswith("b") and entry.setting != entry.budget.label:
-        yield f"budget {entry.setting!r} stands for {entry.budget:g}"
+    if exported.setting.startswith("b") and exported.setting != exported.budget.label:
+        yield f"budget {exported.setting!r} stands for {exported.budget:g}"
     if data:
         expected = manifest.file.name + DATA_SUFFIX
         yield from unequal(((data.name, expected, "name of the data file"),))
@@ -368,6 +378,19 @@ def grouped(manifests: Sequence[Manifest]) -> tuple[VariantFiles, ...]:
                 f"{' and '.join(needed)}, each with its manifest. Export the checkpoint again."
             )
     return tuple(VariantFiles(name, components) for name, components in variants.items())
+
+
+def by_parent(manifests: Iterable[Manifest]) -> list[list[Manifest]]:
+    """Return the manifests of each checkpoint, in the order of the first one of each."""
+    found: dict[str, list[Manifest]] = {}
+    for manifest in manifests:
+        found.setdefault(manifest.parent.sha256, []).append(manifest)
+    return list(found.values())
+
+
+def label_order(labels: Sequence[str], own: Sequence[str]) -> tuple[int, ...]:
+    """Return the index of each label in a variant's own ones; empty if they have one order."""
+    return () if tuple(labels) == tuple(own) else tuple(map(list(own).index, labels))
 
 
 def encoded(manifest: Manifest) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from saccade.core.errors import SaccadeError, require
 from saccade.core.progress import Report, bar, reporting
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import FrontierEntry
+from saccade.exporter.artefact.frontier import FrontierEntry, cost_shares
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.artefact.variant import PRECISIONS
 from saccade.exporter.evaluation.calibration_samples import AnsweredSamples, Variants, answered
 from saccade.exporter.evaluation.decisions import Decisions, Segments
@@ -274,13 +275,20 @@ def _full(
 ) -> str:
     """The variant that the others are compared with: of the largest budget, the most precise.
 
+    In a group, a cheaper one may be better: then it is the dearest of those that no other one
+    dominates.
+
     Raises: SaccadeError if it was not measured.
     """
-    largest = max(variant.main.variant.budget for variant in folder.variants)
-    full = min(
-        (variant for variant in folder.variants if variant.main.variant.budget == largest),
-        key=lambda variant: PRECISIONS.index(variant.main.variant.precision),
-    )
+    budgets = cost_shares(folder.variants, measured)
+
+    def rank(variant: VariantFiles) -> tuple[bool, float, int]:
+        entry = measured.get(variant.name)
+        dominated = folder.is_group and entry is not None and entry.dominated_by is not None
+        precision = PRECISIONS.index(variant.main.variant.precision)
+        return not dominated, budgets[variant.name], -precision
+
+    full = max(folder.variants, key=rank)
     if full.name not in measured:
         raise SaccadeError(
             f"{folder}: {full.name}, the full model, was not measured. "

@@ -11,7 +11,7 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.artefact.manifest import BY_CLASS, Manifest, label_order
 from saccade.exporter.artefact.variant import choose_budgets
 from saccade.exporter.graph.trial import refuse_untried
 from saccade.exporter.runtimes.runners import Runner, run_in_batches, torch_runner
@@ -196,8 +196,12 @@ def _exported(
 ) -> EvaluatedModel:
     first = manifests[0]
     runners = loaded(runtime, folder, manifests, ops, threads=threads)
+    # Members of a group may have the labels in another order.
+    order = label_order(folder.variants[0].labels, first.labels)
     components = {
-        manifest.variant.role: EvaluatedFunction(manifest.inputs, runners[manifest.variant.role])
+        manifest.variant.role: EvaluatedFunction(
+            manifest.inputs, _in_order(runners[manifest.variant.role], order)
+        )
         for manifest in manifests
     }
     entry = first.variant
@@ -206,11 +210,21 @@ def _exported(
         entry.family,
         first.file.sha256,
         first.facts,
-        first.labels,
+        folder.variants[0].labels if order else first.labels,
         first.preprocessing,
         components,
         ops if has_custom_ops(manifests) else None,
     )
+
+
+def _in_order(run: Runner, order: Sequence[int]) -> Runner:
+    """Return a runner that answers with the classes in this order."""
+    if not order:
+        return run
+    rows = np.asarray(order)
+    return lambda inputs: {
+        name: array[:, rows] if name in BY_CLASS else array for name, array in run(inputs).items()
+    }
 
 
 def _built(checkpoint: Checkpoint, model: Family, name: str) -> EvaluatedModel:

@@ -12,7 +12,7 @@ import onnx
 from saccade.core.errors import SaccadeError
 from saccade.core.progress import Report, bar, progress_of, reporting
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.artefact.manifest import Manifest, by_parent
 from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.exporter.gate.reference import Reference
 from saccade.exporter.gate.report import GateReport
@@ -86,16 +86,17 @@ def bisect(gate: GateReport, *, progress: Report | None = bar) -> BisectReport:
     folder = gate.artefacts or ArtefactFolder(gate.folder)
     measured = {report.name for report in gate.variants if report.parity is not None}
     manifests = [manifest for manifest in folder.manifests if manifest.variant.name in measured]
-    reference = Reference(folder.parent)
     rows = []
     with reporting(progress), progress_of("bisect", len(manifests)) as advance:
-        for manifest in manifests:
-            advance(0, note=manifest.variant.name)
-            budget = reference.budget(manifest.variant)
-            component = component_named(reference.variant(budget), manifest.variant.role)
-            inputs = calibration_inputs(reference.checkpoint, component, _SAMPLES)
-            rows.append(departure(folder, manifest, manifests, inputs))
-            advance()
+        for own in by_parent(manifests):
+            reference = Reference(folder.parent_of(own[0]))
+            for manifest in own:
+                advance(0, note=manifest.variant.name)
+                budget = reference.budget(manifest.exported)
+                component = component_named(reference.variant(budget), manifest.variant.role)
+                inputs = calibration_inputs(reference.checkpoint, component, _SAMPLES)
+                rows.append(departure(folder, manifest, own, inputs))
+                advance()
     return BisectReport(gate.folder, tuple(rows))
 
 

@@ -23,7 +23,13 @@ from saccade.core.progress import (
     silent,
 )
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.manifest import FileEntry, Manifest, Parity, VariantEntry
+from saccade.exporter.artefact.manifest import (
+    FileEntry,
+    Manifest,
+    Parity,
+    VariantEntry,
+    by_parent,
+)
 from saccade.exporter.gate.further_samples import compare_further
 from saccade.exporter.gate.metrics import (
     FLOORS,
@@ -227,17 +233,19 @@ def verify(
     require("torch", extra="export")
     require("onnx", extra="export")
     runtime_named(DEFAULT).require()
-    reference = Reference(folder.parent, gate)
     wrong = tried(folder, manifests)
-    rows = []
+    rows, number = dict[str, VariantReport](), 0
     with reporting(progress), progress_of("verify", _STEPS * len(manifests)) as advance:
-        for number, manifest in enumerate(manifests):
-            name = manifest.variant.name
-            own = StepCounter(advance, f"{name} ({number + 1} of {len(manifests)})")
-            rows.append(_verify_variant(folder, manifest, reference, wrong, own))
-            own.up_to(_STEPS)
+        for own_manifests in by_parent(manifests):  # one checkpoint in memory at a time
+            reference = Reference(folder.parent_of(own_manifests[0]), gate)
+            for manifest in own_manifests:
+                name, number = manifest.variant.name, number + 1
+                own = StepCounter(advance, f"{name} ({number} of {len(manifests)})")
+                rows[name] = _verify_variant(folder, manifest, reference, wrong, own)
+                own.up_to(_STEPS)
+    ordered = tuple(rows[manifest.variant.name] for manifest in manifests)
     certificates = check_certificates(folder.path, folder.variants)
-    return GateReport(folder.path, tuple(rows), tuple(certificates), folder.images_text(), folder)
+    return GateReport(folder.path, ordered, tuple(certificates), folder.images_text(), folder)
 
 
 def _verify_variant(
@@ -251,7 +259,7 @@ def _verify_variant(
 
     name = manifest.variant.name
     try:
-        path, entry = folder.file(manifest), manifest.variant
+        path, entry = folder.file(manifest), manifest.exported
         if path.name in wrong:
             return VariantReport(name, None, (wrong[path.name],))
         budget = reference.budget(entry)

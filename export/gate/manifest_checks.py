@@ -29,7 +29,7 @@ def contradictions(
     `facts` are the runtime metadata of the model at that budget.
     """
     proto = without_values(read_model(path, manifest.file)[0])
-    entry = manifest.variant
+    entry = manifest.exported
     inputs, outputs = tensor_specs(proto.graph.input), tensor_specs(proto.graph.output)
     # Preprocessing is for components with an image input, labels for those with probabilities.
     takes_image = any(spec.name == "image" for spec in inputs)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from backlog import Ticket
 from chain import OUTPUTS as OF_ALL
-from chain import marks_of, outputs_of
+from chain import bytes_of, marks_of, outputs_of
 from choose import (
     Followed,
     RequestRefused,
@@ -73,6 +73,15 @@ class Answering:
         self.routes = read_routes(folder / "routes.json")
         declared = self.routes.preprocessing
         self.wanted = ImageInput.from_dict(declared) if declared else None
+        self.images = {
+            route.name: ImageInput.from_dict(route.preprocessing)
+            if route.preprocessing
+            else self.wanted
+            for route in self.routes.variants
+        }
+        self.orders = {
+            route.name: np.array(route.order) for route in self.routes.variants if route.order
+        }
         self.family = family_of(self.routes, folder)
         self.labels = Labels(folder, self.routes.variants)
         self.policies = all_policies(self.routes)
@@ -146,7 +155,7 @@ class Answering:
             wanted=outputs,
             work=self.family.work(route, rows, own),
             megapixels=expected_megapixels(files, self.wanted) if self.wanted else 0.0,
-            size=sum(map(len, files)) + sum(array.nbytes for array in inputs.values()),
+            size=bytes_of(inputs),
             **of_caller,
         )
 
@@ -176,23 +185,25 @@ class Answering:
 
     def decode(
         self,
+        route: Route,
         lane: Lane,
         ticket: Ticket,
         observed: Callable[[Ticket, Iterable[float]], AbstractContextManager[None]] = (
             lambda ticket, sizes: nullcontext()
         ),
     ) -> None:
-        """Replace the image files of a request by their pixels.
+        """Replace the image files of a request by the pixels that a variant takes.
 
         Raises: Refused for a bad image, or if the caller no longer waits.
         """
         for name in self.routes.components[ticket.role].encoded:
             if ticket.inputs[name].dtype != object:
                 continue  # decoded ahead, or for an earlier step of a policy
-            assert self.wanted is not None
+            wanted = self.images[route.name]
+            assert wanted is not None
             files = ticket.inputs[name].ravel().tolist()
             with observed(ticket, map(megapixels, files)):
-                ticket.inputs[name] = decoded(files, self.wanted, ticket, lane)
+                ticket.inputs[name] = decoded(files, wanted, ticket, lane)
 
     def ready(self, route: Route, ticket: Ticket) -> Ready:
         """Return a request, whose images have been decoded, for the model."""
@@ -227,6 +238,10 @@ class Answering:
                 name: np.concatenate([request.inputs[name] for request in group]) for name in inputs
             }
         arrays = call(route.parts[role], inputs, wanted)
+        if route.name in self.orders:
+            order = self.orders[route.name]
+            by_label = {name: arrays[name][:, order] for name in OUTPUTS if name in arrays}
+            arrays = {**arrays, **by_label}
         if scored:
             arrays |= self.labels.scores(route, arrays["embedding"])
         edges = accumulate((ticket.rows for ticket in tickets), initial=0)  # NumPy's is slower

@@ -50,6 +50,15 @@ class RequestChain:
         self.kept = [name for name in family.by_policy if name in kept]
         self.at = 0  # the current step
         self.open = np.arange(request.rows)  # rows of which no step was confident
+        # Decoding replaces the files in the request's own dictionary.
+        self._files = {
+            name: array for name, array in request.inputs.items() if array.dtype == object
+        }
+        # The preprocessing of each step: the first step with the same.
+        kinds = [route.preprocessing for route in routes]
+        self._forms = [kinds.index(kind) for kind in kinds]
+        self._pixels: dict[int, tuple[np.ndarray, Arrays]] = {}  # by form: rows, and their images
+        self._asked = self.open  # rows of the latest step
         self._arrays: Arrays = {}  # the latest answer to each row
         self._writable = False  # whether these are the request's own arrays
         self._answered_by = np.zeros(request.rows, np.int32)  # the step that gave it
@@ -71,7 +80,7 @@ class RequestChain:
         Shapes: -> int [unsure], the unsure ones among the remaining rows.
         """
         self._keep({name: arrays[name] for name in self.kept if name in arrays})
-        self._answered_by[self.open] = self.at
+        self._answered_by[self.open], self._asked = self.at, self.open
         step = self._policy.steps[self.at]
         if step.threshold is None:
             return np.arange(0)
@@ -82,6 +91,22 @@ class RequestChain:
             self.open = self.open[unsure]
             self.at += 1
         return unsure
+
+    def left(self, inputs: Arrays, unsure: np.ndarray) -> Arrays:
+        """Return the inputs of the current step, from those of the step before.
+
+        Images are files again if no earlier step had pixels of the form that this one takes.
+        """
+        left = {name: array[unsure] for name, array in inputs.items()}
+        before, form = self._forms[self.at - 1], self._forms[self.at]
+        if form == before or not self._files:
+            return left
+        if before in self._forms[self.at + 1 :]:
+            self._pixels[before] = self._asked, {name: inputs[name] for name in self._files}
+        every = np.arange(self._request.rows), self._files
+        rows, images = self._pixels.get(form, every)
+        places = np.searchsorted(rows, self.open)
+        return {**left, **{name: array[places] for name, array in images.items()}}
 
     def give_up(self) -> None:
         """Keep the previous step's answer to the remaining rows, not certified."""
@@ -148,6 +173,14 @@ class RequestChain:
             "variant_sha256": text_rows([route.sha256 for route in routes])[places],
             "steps": self._answered_by[:, None] + np.int32(1),
         }
+
+
+def bytes_of(inputs: Arrays) -> int:
+    """Return the bytes of a request's inputs, of which images may be files."""
+    return sum(
+        sum(map(len, array.flat)) if array.dtype == object else array.nbytes
+        for array in inputs.values()
+    )
 
 
 @lru_cache(maxsize=128)

@@ -9,8 +9,8 @@ from typing import Any
 
 # What is bet on: the odds of a lost answer, in times those of the certificate.
 ODDS = (1.5, 2.0, 3.0, 5.0, 10.0)
-# The part of the money that is bet on the first sample. The rest waits for changes: after n samples,
-# (1 + n / WAIT) ** -FADE of it is left. A slow fade keeps some for changes after years.
+# The part of the money that is bet on the first sample. The rest waits for changes: after n
+# samples, (1 + n / WAIT) ** -FADE of it is left. A slow fade keeps some for changes after years.
 AT_FIRST, WAIT, FADE = 0.5, 100.0, 0.5
 RECENT = 200  # answers for the estimate that people read
 LEAST_RISK = 1e-6  # a smaller one would be refuted by a single answer

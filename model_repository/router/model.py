@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class TritonPythonModel:
                 route.name,
                 self._answer_of(route, role),
                 group_rows=route.run_batch,
-                decode=self._decode if component.encoded else None,
+                decode=partial(self._decode, route) if component.encoded else None,
             )
             for route in self.routes.variants
             for role, component in self.family.components().items()
@@ -224,11 +225,11 @@ class TritonPythonModel:
     def _prepare(self, route: Route, ticket: Ticket, lane: Lane) -> Ready:
         if ticket.is_late or ticket.waited_s > ASK_EVERY_S:
             CallerCheck(ticket).check(f"before variant '{route.name}' was free")
-        self._decode(lane, ticket)
+        self._decode(route, lane, ticket)
         return self.answering.ready(route, ticket)
 
-    def _decode(self, lane: Lane, ticket: Ticket) -> None:
-        self.answering.decode(lane, ticket, self.instrumentation.decoding)
+    def _decode(self, route: Route, lane: Lane, ticket: Ticket) -> None:
+        self.answering.decode(route, lane, ticket, self.instrumentation.decoding)
 
     def _answer_group(self, route: Route, role: str, group: list[Ready], lane: Lane) -> float:
         """Answer each request, with one call for all if the family allows it.

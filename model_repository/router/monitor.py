@@ -172,7 +172,7 @@ class PolicyMonitor:
         """Return whether the full model gives another answer; this is the only call."""
         answering, full = self._answering, self._answering.routes.named(sampled.policy.full)
         ticket = answering.on_route(sampled.ticket, full)
-        answering.decode(Nobody(), ticket)  # type: ignore[arg-type]
+        answering.decode(full, Nobody(), ticket)  # type: ignore[arg-type]
         (arrays,) = answering.answers(
             full,
             ticket.role,

@@ -12,7 +12,7 @@ from typing import Any
 import triton_python_backend_utils as pb
 from backlog import Ticket
 from calls import Sender, fail, tensors_of
-from chain import Arrays, RequestChain
+from chain import Arrays, RequestChain, bytes_of
 from choose import Followed
 from outcomes import ANSWERED, CALLER_GONE
 from plain_family import PlainFamily
@@ -86,15 +86,16 @@ class Relay:
         if not len(unsure):
             self._finish()
             return
-        left = {name: array[unsure] for name, array in inputs.items()}
-        size = sum(array.nbytes for array in left.values())
+        left = self._chain.left(inputs, unsure)
+        files = any(array.dtype == object for array in left.values())
+        share = len(unsure) / self._request.rows
         limits = (self._request.deadline_s, self._later_deadline_s)
         self._ask(
             self._request._replace(
                 inputs=left,
                 arrived_s=time.monotonic(),
-                megapixels=0.0,
-                size=size,
+                megapixels=share * self._request.megapixels if files else 0.0,
+                size=bytes_of(left),
                 deadline_s=min((limit for limit in limits if limit is not None), default=None),
             )
         )

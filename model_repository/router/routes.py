@@ -66,6 +66,8 @@ class Route(NamedTuple):
     facts: dict[str, Any]
     classes: str | None  # file next to routes.json with one vector per label
     as_fast: tuple[str, ...] = ()  # variants whose measured speed is not significantly different
+    preprocessing: dict[str, Any] | None = None  # of its images; None: that of the router
+    order: tuple[int, ...] = ()  # index of each label among the variant's own; empty: the same
 
     @property
     def quickness(self) -> float:

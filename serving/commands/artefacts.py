@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 from saccade.core.errors import SaccadeError
 from saccade.exporter.export import ExportOptions
 from saccade.exporter.graph.samples import GateLevel
+from saccade.exporter.group import GroupOptions
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.runtimes.runtime import BuildOptions, runtime_named
 from saccade.serving.bench.options import BenchOptions, MeasureOptions, SweepOptions
@@ -38,6 +39,26 @@ def export(checkpoint: Checkpoint, options: ExportOptions) -> Result:
     from saccade.exporter.export import export
 
     return export(checkpoint, options)
+
+
+def group(
+    members: Annotated[
+        Positional[tuple[str, ...]],
+        arg(help="artefact folders, or word=folder to name their variants", help_behavior_hint=""),
+    ],
+    options: GroupOptions,
+) -> Result:
+    """Combine the variants of several checkpoints that do the same task in one artefact folder.
+
+    Examples:
+        # serve a small and a large model as budgets of one
+        saccade group build/vit-s build/vit-b --out build/animals
+        # name the variants in short
+        saccade group s=build/vit-s-v2 b=build/vit-b-v2 --out build/animals
+    """
+    from saccade.exporter.group import group
+
+    return group(members, options)
 
 
 def verify(

@@ -196,6 +196,7 @@ _TABLE = (
     Command(models.evaluate, "Make a model", "export", closing=closings.evaluate),
     Command(artefacts.export, "Export and verify", "export", closing=closings.export),
     Command(artefacts.verify, "Export and verify", "export", closing=closings.verify),
+    Command(artefacts.group, "Export and verify", closing=closings.group),
     Command(artefacts.build, "Export and verify", "rtx", closing=closings.build),
     Command(artefacts.bench, "Measure and choose", "bench", closing=closings.bench),
     Command(artefacts.sweep, "Measure and choose", "export", closing=closings.sweep),

@@ -59,6 +59,11 @@ def export(given: Mapping[str, Any], result: Any) -> Closing:
     )
 
 
+def group(given: Mapping[str, Any], result: Any) -> Closing:
+    files = counted(len(result.manifests), "variant file")
+    return Closing(files, result.path, bench_command(result.path))
+
+
 def download(given: Mapping[str, Any], result: Any) -> Closing:
     out = given["options"].out
     return Closing("downloaded", out, f"saccade inspect {_q(out)}")

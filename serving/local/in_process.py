@@ -99,11 +99,8 @@ class InProcessRouter:
             route, strict = candidate.routes[0], bool(followed and followed.strict)
             followed = candidate.policy and self._choose.Followed(candidate.policy, strict)
         if followed is None:
-            ticket = answering.on_route(ticket, route)
-            answering.decode(caller, ticket)
-            return self._single(ticket, route)
+            return self._single(answering.on_route(ticket, route), route)
         routes = answering.chain(ticket, followed)
-        answering.decode(caller, ticket)
         if len(routes) == 1:
             return self._single(ticket._replace(policy=followed.policy.name), routes[0])
         chain = self._chain.RequestChain(ticket, followed.policy, routes, answering.family)
@@ -128,7 +125,7 @@ class InProcessRouter:
                 chain.give_up()
                 break
             unsure = chain.take(arrays)
-            inputs = {name: array[unsure] for name, array in inputs.items()}
+            inputs = chain.left(inputs, unsure) if len(unsure) else inputs
         answer: dict[str, np.ndarray] = chain.answer()
         return answer
 
@@ -151,6 +148,7 @@ class InProcessRouter:
 
     def _run(self, ticket: Any, route: Any) -> tuple[dict[str, np.ndarray], Any]:
         """Return the inputs and outputs of a variant's run."""
+        self._answering.decode(route, ticket.sender, ticket)
         ready = self._answering.ready(route, ticket)
         (arrays,) = self._answering.answers(route, ticket.role, [ready], self._call)
         return ready.inputs, arrays

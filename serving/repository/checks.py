@@ -11,7 +11,7 @@ from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import Frontier, FrontierEntry
-from saccade.exporter.artefact.manifest import Manifest, VariantFiles
+from saccade.exporter.artefact.manifest import Manifest, VariantFiles, encoded
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.models.interface import TensorSpec
 from saccade.plugins.contract import OPS, Ops
@@ -35,7 +35,7 @@ def check_alike(folder: ArtefactFolder, runtime: str = DEFAULT) -> None:
         for role, manifest in variant.components.items():
             _check_labels(manifest)
             served.check_manifest(manifest)
-            if differing := _difference(manifest, first.components[role]):
+            if differing := _difference(manifest, first.components[role], folder):
                 raise SaccadeError(
                     f"{folder}: {manifest.variant.name} and {first.components[role].variant.name} "
                     f"differ in {differing}, so one router cannot serve both. Export them together."
@@ -170,13 +170,42 @@ def _check_tensor_names(manifest: Manifest) -> None:
             )
 
 
-def _difference(one: Manifest, other: Manifest) -> str | None:
-    """Return the first field in which two manifests differ for a router, or None."""
-    for field in ("inputs", "preprocessing", "labels"):
-        if getattr(one, field) != getattr(other, field):
-            return field
+def _difference(one: Manifest, other: Manifest, folder: ArtefactFolder) -> str | None:
+    """Return the first field in which two manifests differ for a router, or None.
+
+    The router decodes images for each variant. It also brings the labels of a group's members into
+    one order, and answers with the outputs that they share.
+    """
+    if _taken(one) != _taken(other):
+        return "inputs"
+    if sorted(one.labels) != sorted(other.labels):
+        return "labels"
     same = [value.name for value in one.outputs] == [value.name for value in other.outputs]
-    return None if same else "outputs"
+    return None if same or folder.is_group else "outputs"
+
+
+def _taken(manifest: Manifest) -> list[TensorSpec | str]:
+    """Return the inputs; of those that arrive as image files, only the name."""
+    files = encoded(manifest)
+    return [spec.name if spec.name in files else spec for spec in manifest.inputs]
+
+
+def shared_outputs(manifests: Sequence[Manifest], where: str) -> tuple[TensorSpec, ...]:
+    """Return the outputs that a component has in every variant.
+
+    Members of a group may each have others, or others of the same name.
+
+    Raises: SaccadeError as `join` does, for variants of one checkpoint.
+    """
+    kinds = [
+        {spec.name: (spec.dtype, len(spec.shape)) for spec in one.outputs} for one in manifests
+    ]
+    in_group = manifests[0].member is not None
+    return tuple(
+        join([spec for one in manifests for spec in one.outputs if spec.name == name], where)
+        for name, kind in kinds[0].items()
+        if not in_group or all(own.get(name) == kind for own in kinds)
+    )
 
 
 def _roles(variant: VariantFiles) -> str:

@@ -10,7 +10,7 @@ from saccade.core.files import copy_file, json_bytes, new_folder, refuse_existin
 from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.exporter.artefact.frontier import FrontierEntry
+from saccade.exporter.artefact.frontier import FrontierEntry, cost_shares
 from saccade.exporter.artefact.manifest import DATA_SUFFIX, SUFFIX, VariantFiles
 from saccade.exporter.graph.trial import refuse_untried
 from saccade.models.preprocessing import Preprocessing
@@ -138,7 +138,9 @@ def plan_repository(
         },
         max_images=max_images,
         policies=policies.routes,
-        adaptive=served_adaptive(variants, policies, options, labelled=bool(labels)),
+        adaptive=served_adaptive(
+            variants, cost_shares(variants, measured), policies, options, labelled=bool(labels)
+        ),
         monitor=served_monitor(policies, options),
     )
     threads = thread_rules(variants, measured, options)

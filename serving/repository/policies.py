@@ -284,12 +284,15 @@ def labels_problem(content: PolicyFile, path: Path, labelling: Labelling) -> str
 
 def served_adaptive(
     variants: Sequence[VariantFiles],
+    budgets: Mapping[str, float],
     policies: RouterPolicies,
     options: RepositoryOptions,
     *,
     labelled: bool,
 ) -> AdaptiveRules | None:
     """Return the load-adaptive choice of a repository; None without `--slo-ms`.
+
+    `budgets` are those of the variants by name.
 
     Raises: SaccadeError if answers of different variants cannot be compared, the floor is not a
         budget, or only one answer is left to choose from.
@@ -305,11 +308,10 @@ def served_adaptive(
             "answers of different variants cannot take each other's place. Drop --slo-ms"
             + (", or pass --labels." if "embedding" in specs else ".")
         )
-    floor = None if options.floor_budget is None else _floor(options.floor_budget, variants)
+    named = {one.main.variant.setting: budgets[one.name] for one in variants}
+    floor = None if options.floor_budget is None else _floor(options.floor_budget, named)
     adaptive = AdaptiveRules(float(options.slo_ms), floor, dict(policies.shares))
-    for reason in adaptive_faults(
-        adaptive, policies.routes, [one.main.variant.budget for one in variants]
-    ):
+    for reason in adaptive_faults(adaptive, policies.routes, list(budgets.values())):
         raise SaccadeError(f"--slo-ms: {reason}")
     return adaptive
 
@@ -388,9 +390,8 @@ def monitor_faults(monitor: MonitorRules, policies: Sequence[PolicyRoute]) -> It
         yield f"has a limit for {odd[0]}, which is not a policy. {_AGAIN}"
 
 
-def _floor(given: float | str, variants: Sequence[VariantFiles]) -> float:
-    """Return the floor as a number; a name is that of a budget in the folder."""
-    named = {one.main.variant.setting: one.main.variant.budget for one in variants}
+def _floor(given: float | str, named: Mapping[str, float]) -> float:
+    """Return the floor as a number; `named` are the folder's budgets by their names."""
     if given in named:
         return float(named[str(given)])
     try:

@@ -3,7 +3,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from saccade.core.files import json_bytes
-from saccade.exporter.artefact.frontier import FrontierEntry
-from saccade.exporter.artefact.manifest import Manifest, VariantFiles, encoded, filled
+from saccade.exporter.artefact.frontier import FrontierEntry, cost_shares
+from saccade.exporter.artefact.manifest import VariantFiles, encoded, filled, label_order
 from saccade.model_repository.router.routes import SCHEMA as ROUTES_SCHEMA
 from saccade.model_repository.router.routes import VERSION as ROUTES_VERSION
 from saccade.model_repository.router.routes import AdaptiveRules, MonitorRules, PolicyRoute
@@ -22,7 +22,7 @@ from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.results import paired_log_ratio
 from saccade.serving.client.router_view import DESCRIBED, FIRST_ROW, LANES, PROBE
-from saccade.serving.repository.checks import join
+from saccade.serving.repository.checks import join, shared_outputs
 from saccade.serving.repository.model_config import (
     LABELS_FILE,
     MAX_BATCH,
@@ -70,8 +70,20 @@ class RouterPlan:
 
     @property
     def family(self) -> str:
-        """Family of the model."""
+        """Family of the model; of a group, that of one of its members."""
         return self.variants[0].main.variant.family
+
+    @property
+    def budgets(self) -> dict[str, float]:
+        """Budgets of the variants by name; see `cost_shares`."""
+        return cost_shares(self.variants, self.measured)
+
+    def images(self, variant: VariantFiles) -> Preprocessing | None:
+        """Return a variant's preprocessing, with the caps of the router."""
+        if self.preprocessing is None or variant.preprocessing is None:
+            return None
+        caps = {name: getattr(self.preprocessing, name) for name in MOST}
+        return replace(variant.preprocessing, **caps)
 
 
 def write_router(place: Path, plan: RouterPlan) -> None:
@@ -136,7 +148,7 @@ def router_text(plan: RouterPlan) -> str:
             dims=[1] if spec.name in files else dims_of(spec),
             optional=len(inputs) > 1,
         )
-    for spec in _outputs(plan, parts):
+    for spec in _outputs(plan):
         add_output(config, spec, bool(plan.labels))
     for output in ("variant", "variant_sha256"):
         # Bytes, not TYPE_STRING: a request for classes of a string crashes servers before 25.08.
@@ -154,10 +166,13 @@ def router_text(plan: RouterPlan) -> str:
     return config_text(config)
 
 
-def _outputs(plan: RouterPlan, parts: Sequence[Manifest]) -> tuple[TensorSpec, ...]:
-    answers = entry_of(plan.family).router_outputs
+def _outputs(plan: RouterPlan) -> tuple[TensorSpec, ...]:
+    entry = entry_of(plan.family)
+    answers = entry.router_outputs
     if answers is None:
-        outputs = _joined([spec for part in parts for spec in part.outputs], plan.model)
+        roles = [role for role in plan.variants[0].components if role not in entry.inner]
+        shared = [spec for role in roles for spec in _shared(plan, role)]
+        outputs = _joined(shared, plan.model)
     else:
         answered = {role: part.outputs for role, part in plan.variants[0].components.items()}
         outputs = imported(answers)(plan.model, answered)
@@ -199,7 +214,7 @@ def route_fields(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
     return {
         "name": variant.name,
         "sha256": variant.sha256,
-        "budget": variant.main.variant.budget,
+        "budget": plan.budgets[variant.name],
         "setting": variant.main.variant.setting,
         "precision": variant.main.variant.precision,
         "multiply_adds": variant.multiply_adds,
@@ -214,7 +229,23 @@ def route_fields(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
         "inferences_per_second": entry.speed if entry else None,
         "p95_ms": entry.p95_ms if entry else None,
         "as_fast": list(_as_fast(plan, entry)) if entry else [],
+        **_own_form(plan, variant),
     }
+
+
+def _own_form(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
+    """Return what differs from the first variant: the preprocessing, and the order of labels."""
+    form: dict[str, Any] = {}
+    if (images := plan.images(variant)) is not None and images != plan.preprocessing:
+        form["preprocessing"] = images.to_dict()
+    if not plan.classes and (order := label_order(plan.labels, variant.labels)):
+        form["order"] = list(order)
+    return form
+
+
+def _shared(plan: RouterPlan, role: str) -> tuple[TensorSpec, ...]:
+    manifests = [variant.components[role] for variant in plan.variants]
+    return shared_outputs(manifests, plan.model)
 
 
 def _as_fast(plan: RouterPlan, entry: FrontierEntry) -> Iterator[str]:
@@ -232,7 +263,7 @@ def _parts(plan: RouterPlan) -> dict[str, Any]:
     return {
         role: {
             "inputs": [asdict(spec) for spec in component.inputs],
-            "outputs": [asdict(spec) for spec in component.outputs],
+            "outputs": [asdict(spec) for spec in _shared(plan, role)],
             "optional": list(filled(component)),
             "encoded": list(encoded(component)),
         }

@@ -18,7 +18,7 @@ from saccade.core import limits
 from saccade.core.errors import MissingPackage, SaccadeError, require
 from saccade.core.files import read_regular
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.artefact.manifest import Manifest, by_parent
 from saccade.exporter.runtimes.onnxruntime import ONNXRUNTIME
 from saccade.exporter.runtimes.runners import Runner, onnx_runner
 from saccade.models.checkpoint import Checkpoint
@@ -64,16 +64,18 @@ def samples(folder: ArtefactFolder) -> dict[str, Sample]:
         # ONNX Runtime's CPU provider has no kernels for the type.
         return onnx_runner(widened_session(folder.file(manifest), manifest.file))
 
-    try:
-        checkpoint = folder.checkpoint and folder.parent
-    except MissingPackage:
-        checkpoint = None
-    drawn, samples = _Drawn(checkpoint) if checkpoint else None, dict[str, Sample]()
-    for manifest in folder.manifests:
-        real = drawn.inputs(manifest) if drawn else None
-        inputs = real or {spec.name: _zeros(spec) for spec in manifest.inputs}
-        answers = _answers(partial(load, manifest), inputs)
-        samples[manifest.variant.name] = Sample(inputs, answers, real is not None)
+    samples: dict[str, Sample] = {}
+    for manifests in by_parent(folder.manifests):
+        try:
+            there = (folder.path / manifests[0].parent.name).exists()
+            drawn = _Drawn(folder.parent_of(manifests[0])) if there else None
+        except MissingPackage:
+            drawn = None
+        for manifest in manifests:
+            real = drawn.inputs(manifest) if drawn else None
+            inputs = real or {spec.name: _zeros(spec) for spec in manifest.inputs}
+            answers = _answers(partial(load, manifest), inputs)
+            samples[manifest.variant.name] = Sample(inputs, answers, real is not None)
     return samples
 
 

@@ -10,6 +10,8 @@ from saccade.exporter.export import ExportOptions as ExportOptions
 from saccade.exporter.export import export as export
 from saccade.exporter.gate.bisect import bisect as bisect
 from saccade.exporter.gate.gate import verify as verify
+from saccade.exporter.group import GroupOptions as GroupOptions
+from saccade.exporter.group import group as group
 from saccade.exporter.policy.options import CalibrateOptions as CalibrateOptions
 from saccade.exporter.runtimes.runtime import BuildOptions as BuildOptions
 from saccade.exporter.runtimes.runtime import build as build

@@ -83,6 +83,9 @@ _FIGURE = Bounds(
     "a number or null",
     lambda value: value is None or (type(value) in (int, float) and math.isfinite(value)),
 )
+_SHARE = Bounds(
+    "above 0 and at most 1", lambda value: type(value) in (int, float) and 0 < value <= 1
+)
 _NAMES = Bounds(
     "a list of names",
     lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
@@ -114,6 +117,9 @@ FREE_OF_ROUTES: dict[str, Bounds] = {
     **{f"variants.{name}": _FIGURE for name in _MEASURED},
     "variants.as_fast": _NAMES,
 }
+
+# Of a group, they are measured.
+FREE_OF_GROUPS: dict[str, Bounds] = {"variants.budget": _SHARE}
 
 
 def rendered_config(model: RepositoryModel) -> dict[str, Any]:

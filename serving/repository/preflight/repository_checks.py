@@ -33,6 +33,7 @@ from saccade.serving.repository.policies import (
     policy_faults,
 )
 from saccade.serving.repository.preflight.rendered import (
+    FREE_OF_GROUPS,
     FREE_OF_ROUTES,
     differences,
     free_fields,
@@ -214,14 +215,18 @@ def check_routes(repository: Repository, target: Target) -> Iterator[str]:
     yield from (f"routes.json: {reason}" for reason in _caps(content["preprocessing"]))
     hashes = {variant.name: variant.sha256 for variant in variants_of(repository)}
     yield from (f"routes.json: {reason}" for reason in policy_faults(policies_of(content), hashes))
-    budgets = [float(variant.main.variant.budget) for variant in variants_of(repository)]
+    variants = variants_of(repository)
+    budgets = [float(variant.main.variant.budget) for variant in variants]
+    in_group = variants[0].main.member is not None
     if (adaptive := adaptive_of(content)) is not None:
-        reasons = adaptive_faults(adaptive, policies_of(content), budgets)
+        routed = [float(route["budget"]) for route in content["variants"]] if in_group else budgets
+        reasons = adaptive_faults(adaptive, policies_of(content), routed)
         yield from (f"routes.json: adaptive: {reason}" for reason in reasons)
     if (monitor := monitor_of(content)) is not None:
         reasons = monitor_faults(monitor, policies_of(content))
         yield from (f"routes.json: monitor: {reason}" for reason in reasons)
-    for reason in differences(content, rendered_routes(repository), FREE_OF_ROUTES):
+    free = {**FREE_OF_ROUTES, **(FREE_OF_GROUPS if in_group else {})}
+    for reason in differences(content, rendered_routes(repository), free):
         yield f"routes.json: {reason}"
     if budgets != sorted(budgets, reverse=True):
         yield f"budgets are in the order {budgets}, expected largest first."

@@ -9,7 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from picture_files import png
-from support.serving.routers import FakeRequest, execute, model_of, src, variant_route
+from support.serving.routers import (
+    PREPROCESSING,
+    FakeRequest,
+    execute,
+    model_of,
+    src,
+    variant_route,
+)
 
 FULL, SMALL = "nac-b1000-fp32", "nac-b0063-fp32"
 # Both answer class 0 or 1 by the shade of an image. The small one is sure of shades below 128, and
@@ -72,12 +79,14 @@ def make(pb, tmp_path, monkeypatch):
         place = tmp_path / f"router{len(made)}"
         place.mkdir()
         one = model_of(place, variants, outputs, policies=policies, monitor=monitor, **more)
-        one.calls, one.go, one.broken, one.slow_s = [], threading.Event(), False, 0.0
+        one.calls, one.sides, one.go = [], [], threading.Event()
+        one.broken, one.slow_s = False, 0.0
         one.go.set()
 
         def answer(asked):
             name, image = asked["model_name"], asked["inputs"][0].as_numpy()
             one.calls.append((name, len(image)))
+            one.sides.append(image.shape[1])
             if name == FULL:
                 assert one.go.wait(60)
                 time.sleep(one.slow_s)
@@ -133,6 +142,17 @@ def test_an_answer_of_the_full_model_counts_without_a_call(make, eventually):
     assert variant_of(send(router, UNSURE)) == {FULL}
     eventually(lambda: samples(router) == (1, 0), 3)
     assert router.calls == [(SMALL, 1), (FULL, 1)]
+
+
+def test_the_full_model_gets_images_of_its_own_size(make, eventually, monkeypatch):
+    """The small variant's pixels are not the full model's: the file is decoded again."""
+    router = make()
+    own = {**PREPROCESSING, "width_px": 4, "height_px": 4, "resize_px": [4, 4]}
+    wanted = src.image_decoding.ImageInput.from_dict(own)
+    monkeypatch.setitem(router.answering.images, FULL, wanted)
+    send(router, LOST).answer()
+    comes(eventually, router, (1, 1))
+    assert router.sides == [8, 4]
 
 
 def test_a_policy_of_one_cheap_variant_is_monitored(make, eventually):

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade group`: one artefact folder whose variants come from several checkpoints."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saccade.core.errors import SaccadeError
+from saccade.core.files import copy_file, new_folder, refuse_existing
+from saccade.core.options import Options
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import (
+    Manifest,
+    ParentEntry,
+    VariantEntry,
+    VariantFiles,
+    write_manifest,
+)
+from saccade.exporter.artefact.variant import check_model_name, variant_name
+from saccade.models.budget import Budget
+from saccade.models.families import entry_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+UNIT = "multiply-adds"
+_MEMBER = re.compile(r"([a-z0-9]{1,16})=(.+)")
+_NAME_IT = "Name the members in short: saccade group small=FOLDER large=FOLDER"
+
+
+@dataclass(frozen=True)
+class GroupOptions(Options):
+    """How to combine artefact folders."""
+
+    out: Path  # folder to create
+    name: str | None = None  # model name; default: the name of the folder
+    force: bool = False  # replace an existing folder
+
+
+@dataclass(frozen=True)
+class Member:
+    """An artefact folder, and the word that stands for it in the names of variants."""
+
+    word: str
+    folder: ArtefactFolder
+
+    def setting(self, manifest: Manifest) -> str:
+        """Return the name of a variant's budget in the group."""
+        own = {one.variant.setting for one in self.folder.manifests}
+        return self.word + (manifest.variant.setting if len(own) > 1 else "")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The folder that was written."""
+
+    path: Path
+    manifests: tuple[Manifest, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        variants = [
+            {
+                "variant": manifest.variant.name,
+                "of": manifest.exported.name,
+                "checkpoint": manifest.parent.sha256,
+                "budget": float(manifest.variant.budget),
+            }
+            for manifest in self.manifests
+        ]
+        return {"path": str(self.path), "variants": variants}
+
+    def to_text(self) -> "Table":
+        """Return a row per file, for a terminal."""
+        from rich import box
+        from rich.table import Table
+
+        caption = "Budget: share of the multiply-adds. `saccade bench` replaces it by that of time."
+        table = Table(box=box.SIMPLE, padding=(0, 1), caption=caption, caption_justify="left")
+        for heading in ("variant", "of", "budget"):
+            table.add_column(heading, no_wrap=True)
+        for manifest in self.manifests:
+            entry = manifest.variant
+            table.add_row(entry.name, manifest.exported.name, f"{entry.budget:.3g}")
+        return table
+
+
+def group(members: Sequence[Path | str], options: GroupOptions) -> Group:
+    """Write an artefact folder with the variants of several ones that do the same task.
+
+    A member is a folder, or `word=folder`. Files are copied unchanged, with the records of their
+    gates; only the names of variants and their budgets are new. A variant's budget is its share of
+    the dearest one's cost: of its multiply-adds, and once all were measured, of its time.
+
+    Raises: SaccadeError if the folders do not do the same task on the same inputs with the same
+        labels, one is a group or is given twice, a file has changed, or the output exists.
+    """
+    opened = _members(members)
+    name = check_model_name(options.name or options.out.name.lower())
+    folders = [member.folder.path for member in opened]
+    refuse_existing(options.out, force=options.force, inputs=folders)
+    for member in opened:
+        member.folder.check_files()
+    for problem in _differences(opened):
+        raise SaccadeError(f"{problem}. Leave one of them out, or export it again.")
+    sources = _sources(opened, name)
+    with new_folder(options.out, force=options.force) as partial:
+        for member, own, manifest in sources:
+            _store(partial, member, own, manifest)
+    return Group(options.out, ArtefactFolder(options.out).manifests)
+
+
+def _members(texts: Sequence[Path | str]) -> tuple[Member, ...]:
+    members = []
+    for text in texts:
+        named = _MEMBER.fullmatch(str(text))
+        folder = ArtefactFolder(named[2] if named else text)
+        if folder.is_group:
+            raise SaccadeError(
+                f"{folder}: is a group itself, expected a folder that `saccade export` wrote. Pass "
+                "the folders that the group was made of."
+            )
+        word = named[1] if named else re.sub("[^a-z0-9]", "", folder.model)
+        members.append(Member(word, folder))
+    if len(members) < 2:
+        raise SaccadeError(f"found {len(members)} artefact folder, expected two or more.")
+    for one, other in combinations(members, 2):
+        known = {manifest.file.sha256 for manifest in one.folder.manifests}
+        both = [each for each in other.folder.manifests if each.file.sha256 in known]
+        if both:
+            raise SaccadeError(
+                f"{other.folder}: its {both[0].variant.name} is also in {one.folder}. Pass each "
+                "variant once."
+            )
+        if one.word == other.word:
+            raise SaccadeError(
+                f"{one.folder} and {other.folder} would both be called {one.word!r}. {_NAME_IT}"
+            )
+    return tuple(members)
+
+
+def _differences(members: Sequence[Member]) -> Iterator[str]:
+    """Describe why members cannot answer in place of each other, one sentence each."""
+    for member in members:
+        entry, first = entry_of(_first(member).main.variant.family), _first(member)
+        outputs = {spec.name for spec in first.main.outputs}
+        if entry.router or not ("embedding" in outputs or (first.labels and "logits" in outputs)):
+            yield (
+                f"{member.folder}: found a model of family {first.main.variant.family} that "
+                f"answers with {', '.join(sorted(outputs))}, expected one that classifies with "
+                "labels, or that embeds"
+            )
+    first = members[0]
+    for other in members[1:]:
+        both = f"{first.folder} and {other.folder}"
+        if there := _labels_apart(_first(first), _first(other)):
+            yield f"{both} have different labels: {there}"
+        roles = [tuple(_first(one).components) for one in (first, other)]
+        if roles[0] != roles[1]:
+            found = " and ".join(str(list(own)).replace("''", "one file") for own in roles)
+            yield f"{both} have different components: {found}"
+            continue
+        for role in roles[0]:
+            taken = [_first(one).components[role] for one in (first, other)]
+            if len({_inputs(manifest) for manifest in taken}) > 1:
+                found = " and ".join(", ".join(_inputs(manifest)) for manifest in taken)
+                yield f"{both} take different inputs: {found}"
+
+
+def _first(member: Member) -> VariantFiles:
+    return member.folder.variants[0]
+
+
+def _labels_apart(one: VariantFiles, other: VariantFiles) -> str:
+    """Return the labels that only one of two variants has, a few of each; empty if none."""
+    sides = [
+        (name, [label for label in own.labels if label not in set(beside.labels)])
+        for name, own, beside in (("the first", one, other), ("the second", other, one))
+    ]
+    words = []
+    for name, labels in sides:
+        more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
+        if labels:
+            words.append(f"only {name} has {', '.join(labels[:3])}{more}")
+    if not words and len(one.labels) != len(other.labels):
+        return f"{len(one.labels)} and {len(other.labels)}"
+    return "; ".join(words)
+
+
+def _inputs(manifest: Manifest) -> tuple[str, ...]:
+    """Describe the inputs; the router brings images to any size, so theirs does not matter."""
+    image = manifest.preprocessing is not None
+    return tuple(
+        f"{spec.name} ({spec.dtype})"
+        if image and spec.name == "image"
+        else f"{spec.name} ({spec.dtype}, {spec.axes})"
+        for spec in manifest.inputs
+    )
+
+
+def _sources(members: Sequence[Member], model: str) -> list[tuple[Member, Manifest, Manifest]]:
+    """Return each manifest, with its member, and what it becomes in the group."""
+    dearest = max(variant.multiply_adds for member in members for variant in member.folder.variants)
+    made = []
+    for member in members:
+        parent = member.folder.manifests[0].parent
+        for variant in member.folder.variants:
+            for role, own in variant.components.items():
+                try:
+                    setting, precision = member.setting(own), own.variant.precision
+                    name = variant_name(model, role, setting, precision)
+                except SaccadeError as error:
+                    raise SaccadeError(f"{member.folder}: {error} {_NAME_IT}") from error
+                entry = VariantEntry(
+                    name=name,
+                    model=model,
+                    family=own.variant.family,
+                    role=role,
+                    setting=setting,
+                    budget=Budget(variant.multiply_adds / dearest),
+                    kept=variant.multiply_adds,
+                    total=dearest,
+                    unit=UNIT,
+                    precision=precision,
+                )
+                # An ONNX file contains the name of its file of weights.
+                file = own.file if own.file.data else replace(own.file, name=f"{name}.onnx")
+                kept = ParentEntry(f"{member.word}-{parent.name}", parent.sha256)
+                new = replace(own, variant=entry, file=file, parent=kept, member=own.variant)
+                made.append((member, own, new))
+    names = [new.file.name for _, _, new in made]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise SaccadeError(
+            f"found two files {min(twice)} with files of weights, which cannot be renamed. Export "
+            "one of the two checkpoints again with another --name."
+        )
+    return made
+
+
+def _store(place: Path, member: Member, own: Manifest, manifest: Manifest) -> None:
+    source = member.folder.path
+    copy_file(source / own.file.name, place / manifest.file.name)
+    if own.file.data:
+        copy_file(source / own.file.data.name, place / own.file.data.name)
+    checkpoint, copy = source / own.parent.name, place / manifest.parent.name
+    if checkpoint.exists() and not copy.exists():
+        copy_file(checkpoint, copy)
+    write_manifest(place, manifest)
