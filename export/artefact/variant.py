@@ -106,11 +106,12 @@ def choose_budgets(
                     f"budgets {other.share:g} and {budget.share:g} would both be named "
                     f"'{budget.label}'. Leave one out of --budget."
                 )
-            same = budget.unit != "head" and budget.kept == other.kept
-            if same:
+            if budget.same_as(other):
+                names = f"{other.share:g} and {budget.share:g}"
+                if budget.part or other.part:
+                    names = f"'{other.label}' and '{budget.label}'"
                 raise SaccadeError(
-                    f"budgets {other.share:g} and {budget.share:g} both keep {budget.kept} of "
-                    f"{budget.total} {budget.unit}: the variants would be the same. Leave one "
-                    "out of --budget."
+                    f"budgets {names} both keep {budget.kept} of {budget.total} {budget.unit}: "
+                    "the variants would be the same. Leave one out of --budget."
                 )
     return tuple(chosen)
