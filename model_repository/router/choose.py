@@ -36,8 +36,8 @@ HOW_TO_MEASURE = "Run `saccade bench` on the artefact folder, then `saccade repo
 
 POLICY, MAX_RISK, STRICT = "policy", "max_risk", "strict"
 NEEDS_POLICIES = (
-    "needs policies, and this repository has none. Run `saccade calibrate` on the artefact folder, "
-    "then `saccade repository` again"
+    "needs policies for such answers, and this repository has none. Run `saccade calibrate` on the "
+    "artefact folder, then `saccade repository` again"
 )
 
 MAX_LATENCY = "max_latency_ms"
