@@ -90,6 +90,7 @@ class StepRoute:
 class PolicyRoute:
     """A chain of variants that `saccade calibrate` certified.
 
+    `early` are the classes with which a step but the last may stop; None: all.
     Units: risk and bound are shares of samples, seconds are per sample.
     """
 
@@ -103,6 +104,7 @@ class PolicyRoute:
     full: str  # the variant with which the chain was compared
     seconds: float
     steps: tuple[StepRoute, ...]
+    early: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
