@@ -147,7 +147,7 @@ class Routes(NamedTuple):
     variants: tuple[Route, ...]
     policies: tuple[PolicyRoute, ...] = ()
     adaptive: AdaptiveRules | None = None  # None: only a request's own objective adapts
-    monitor: MonitorRules | None = None
+    monitor: MonitorRules = MonitorRules(0.0, {})
     # Policies that the monitor has withdrawn since, by name, with the reason; the router adds them.
     withdrawn: dict[str, str] = {}  # noqa: RUF012
 
@@ -205,7 +205,7 @@ def read_routes(path: Path) -> Routes:
             for policy in content.get("policies", ())
         ),
         adaptive=_adaptive(**content["adaptive"]) if "adaptive" in content else None,
-        monitor=_monitor(**content["monitor"]) if "monitor" in content else None,
+        monitor=_monitor(**content.get("monitor", {"share": 0.0, "limits": {}})),
         withdrawn={},
     )
 
@@ -216,5 +216,5 @@ def _adaptive(
     return AdaptiveRules(slo_ms, floor_budget, {name: (*ends,) for name, ends in shares.items()})
 
 
-def _monitor(share: float, limits: dict[str, Any], keep: str | None) -> MonitorRules:
+def _monitor(share: float, limits: dict[str, Any], keep: str | None = None) -> MonitorRules:
     return MonitorRules(share, {name: MonitorLimit(**limits[name]) for name in limits}, keep)

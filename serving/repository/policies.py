@@ -22,6 +22,7 @@ from saccade.exporter.policy.options import MOST_STEPS
 from saccade.exporter.policy.policy import (
     FALSE_ALARM,
     SUFFIX,
+    CertificateReport,
     Policy,
     PolicyFile,
     calibrate_again,
@@ -104,46 +105,35 @@ def served_policies(
         if report.file and report.policy
         if _is_followable(report.file, report.policy, variants, runtime, labelling is not None)
     ]
-    differing = {report.name: report.differing for report in reports}
-    followed = router_policies(kept, differing)
+    followed = router_policies(kept)
     for reason in _contradictions(followed.routes):
         files = " and ".join(sorted({f"{file.name}{SUFFIX}" for file, _ in kept}))
         raise SaccadeError(
             f"{folder}: {reason} The policies are in {files}. Delete one of these files, or "
             f"calibrate with another --name. {calibrate_again(folder.path)}"
         )
-    return followed
+    limits = {report.name: _limit(report) for report in reports}
+    return followed._replace(limits={one.name: limits[one.name] for one in followed.routes})
 
 
-def router_policies(
-    policies: Sequence[tuple[PolicyFile, Policy]],
-    differing: Mapping[str, float | None] = MappingProxyType({}),
-) -> RouterPolicies:
-    """Return policies, each with the content of its file, as a router follows them.
-
-    `differing` are those of `CertificateReport`, by the policies' names.
-    """
-    limits = {
-        policy.name: _limit(content, policy, differing.get(policy.name))
-        for content, policy in policies
-        if [step.variant for step in policy.steps] != [content.full]
-    }
+def router_policies(policies: Sequence[tuple[PolicyFile, Policy]]) -> RouterPolicies:
+    """Return policies, each with the content of its file, as a router follows them."""
     return RouterPolicies(
         tuple(served_policy(content, policy) for content, policy in policies),
         {policy.name: tuple(step.share for step in policy.steps) for _, policy in policies},
-        {name: limit for name, limit in limits.items() if limit},
     )
 
 
-def _limit(content: PolicyFile, policy: Policy, differing: float | None) -> MonitorLimit | None:
+def _limit(report: CertificateReport) -> MonitorLimit:
     """Return the limit for the traffic of a policy, of which the labels are not known.
 
-    Against labels, it is on answers that differ, too: what the calibration says of them is wrong
-    with the same chance as the monitor, and both together with that of a false alarm.
+    Against labels, it is on answers that differ, too. That the calibration is wrong about these has
+    the same chance as that the monitor is, and both together that of a false alarm.
     """
-    if content.against == "full":
-        return MonitorLimit(policy.risk, FALSE_ALARM, content.min_ari)
-    return None if differing is None else MonitorLimit(differing, FALSE_ALARM / 2)
+    assert report.file and report.policy
+    if report.differing is not None:
+        return MonitorLimit(report.differing, FALSE_ALARM / 2)
+    return MonitorLimit(report.policy.risk, FALSE_ALARM, report.file.min_ari)
 
 
 def policies_of(routes: Mapping[str, Any]) -> tuple[PolicyRoute, ...]:
@@ -367,10 +357,10 @@ def served_monitor(policies: RouterPolicies, options: RepositoryOptions) -> Moni
     Raises: SaccadeError if images are to be kept where none are sampled, or in the repository.
     """
     limits, keep = dict(policies.limits), options.keep_samples
-    if keep is not None and not limits:
+    if keep is not None and not (limits and options.monitor):
         raise SaccadeError(
-            "--keep-samples: found no policy to monitor, expected one or more. Calibrate the "
-            "folder with `saccade calibrate`, or drop --keep-samples."
+            "--keep-samples: found no answers of policies that are sampled. Drop --monitor 0 or "
+            "--no-policies, calibrate the folder with `saccade calibrate`, or drop --keep-samples."
         )
     if keep is not None and keep.absolute().is_relative_to(options.out.absolute()):
         raise SaccadeError(
@@ -395,8 +385,8 @@ def monitor_faults(monitor: MonitorRules, policies: Sequence[PolicyRoute]) -> It
     """Yield what is wrong with a monitor of these policies, one sentence each."""
     for part in (monitor, *monitor.limits.values()):
         yield from _numbers_outside(part)
-    if odd := sorted({*monitor.limits} - {policy.name for policy in policies}):
-        yield f"has a limit for {odd[0]}, which is not a policy. {_AGAIN}"
+    if monitor.limits.keys() != (names := {policy.name for policy in policies}):
+        yield f"expected the limits of {', '.join(sorted(names)) or 'no policy'}. {_AGAIN}"
 
 
 def _floor(given: float | str, named: Mapping[str, float]) -> float:
