@@ -308,6 +308,11 @@ class VariantFiles:
         return next(iter(self.components.values()))
 
     @property
+    def in_group(self) -> bool:
+        """True if `saccade group` took it from another folder."""
+        return self.main.member is not None
+
+    @property
     def sha256(self) -> str:
         """The hash of the file; for several files, the hash of their hashes."""
         if len(self.components) == 1:

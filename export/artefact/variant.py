@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 # Roles of a variant's files; the first answers a plain request. A family may add roles.
 ROLES = ("", "image", "encode", "text", "decode", "step")
+OF_GROUPS = "multiply-adds"  # unit of the budgets of a group
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _BUDGET_NAME = re.compile(r"[a-z0-9]{1,16}")
 

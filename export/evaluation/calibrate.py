@@ -276,7 +276,7 @@ def _full(
 ) -> str:
     """The variant that the others are compared with: of the largest budget, the most precise.
 
-    In a group, a cheaper one may be better: then it is the dearest of those that no other one
+    In a group, a cheaper one may be better: then it is the most expensive one that no other
     dominates.
 
     Raises: SaccadeError if it was not measured.
@@ -285,7 +285,7 @@ def _full(
 
     def rank(variant: VariantFiles) -> tuple[bool, bool, float, int]:
         entry = measured.get(variant.name)
-        dominated = folder.is_group and entry is not None and entry.dominated_by is not None
+        dominated = variant.in_group and entry is not None and entry.dominated_by is not None
         precision = PRECISIONS.index(variant.main.variant.precision)
         return not variant.main.step_only, not dominated, budgets[variant.name], -precision
 

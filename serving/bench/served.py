@@ -238,7 +238,11 @@ def server_under_load(
     with temporary_folder("bench") as temporary:
         repository, followed = temporary / "repository", policies.followed
         options = RepositoryOptions(
-            repository, runtime=runtime, op_library=op_library, policies=bool(followed.routes)
+            repository,
+            runtime=runtime,
+            op_library=op_library,
+            policies=bool(followed.routes),
+            monitor=0.0,  # it would run beside what is measured
         )
         deploy(folder, options, labelling=policies.labelling, policies=followed)
         with (
@@ -261,7 +265,7 @@ def through_servers(
     precision = {entry.variant: entry.precision for entry in entries}
     variants, policies = workload.folder.variants, workload.served
     parts = by_precision(variants, entries)
-    if workload.folder.is_group:  # no two variants have one budget
+    if variants[0].in_group:  # no two variants have one budget
         parts = {_ALL: (list(variants), list(entries))}
     elif policies.works and len(parts) > 1:
         parts[_ALL] = list(variants), list(entries)
