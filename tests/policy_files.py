@@ -17,7 +17,7 @@ from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.calibrate import Calibration, calibrate
 from saccade.exporter.policy.answers import VariantAnswers, answers_of
 from saccade.exporter.policy.certify import Certificate, certify
-from saccade.exporter.policy.options import CalibrateOptions
+from saccade.exporter.policy.options import Against, CalibrateOptions
 from saccade.exporter.policy.policy import (
     PolicyFile,
     policy_of,
@@ -36,26 +36,29 @@ def write_policy(
     of: Sequence[str] = (),
     runtime: str = "onnxruntime 1.31.1 CPU",
     logits: Mapping[str, np.ndarray] | None = None,
+    against: Against = "full",
     **fields: Any,
 ) -> PolicyFile:
     """Write a policy file for the variants with these names, or for all.
 
     `logits` are those of each variant, instead of random ones, and `fields` more of the file.
+    Labels are what the full model answers.
     """
     there = [variant for variant in ArtefactFolder(folder).variants if not of or variant.name in of]
     there.sort(key=lambda variant: variant.main.variant.budget)
     variants = _drawn(there)
     if logits is not None:
         variants = [replace(variant, logits=logits[variant.name]) for variant in variants]
-    answers = answers_of(variants, None, full=there[-1].name, seed=0)
-    found = certify(answers, risks, confidence=CONFIDENCE, against="full", steps=STEPS)
+    labels = variants[-1].logits.argmax(-1) if against == "labels" else None
+    answers = answers_of(variants, labels, full=there[-1].name, seed=0)
+    found = certify(answers, risks, confidence=CONFIDENCE, against=against, steps=STEPS)
     passed = [one for one in found if isinstance(one, Certificate)]
     assert len(passed) == len(risks)
     content = PolicyFile(
         name=name,
         model=there[0].main.variant.model,
         task="classification",
-        against="full",
+        against=against,
         confidence=CONFIDENCE,
         most_steps=STEPS,
         data="drawn",

@@ -51,6 +51,9 @@ class CalibrateOptions(Options):
     against_index: Path | None = None
     # with --embedding: a map is used if it finds this share of the nearest neighbors
     min_recall: Annotated[float, Range(0, 1)] = 0.5
+    # also certify the risk of each class with enough samples on its own; all answers of the other
+    # classes come from the full model
+    per_class: bool = False
     # largest number of variants that one sample may go through
     steps: Annotated[int, Range(1, MOST_STEPS)] = 3
     name: str = "auto"  # name of the policy; with several risks, the risk is appended
@@ -69,10 +72,11 @@ class CalibrateOptions(Options):
             raise SaccadeError(
                 "--against-index: is about embeddings. Pass --embedding, or drop it."
             )
-        if self.embedding and self.against == "labels":
+        if self.embedding and (self.against == "labels" or self.per_class):
             raise SaccadeError(
-                "--against labels: embeddings have no labels. With --embedding, an answer is lost "
-                "if its nearest neighbor is not the full model's. Drop one of the two."
+                f"--{'per-class' if self.per_class else 'against labels'}: embeddings have no "
+                "classes. With --embedding, an answer is lost if its nearest neighbor is not the "
+                "full model's. Drop one of the two."
             )
         names = {check_policy_name(self.policy_name(risk)) for risk in self.risk}
         if not self.risk or len(names) < len(self.risk):

@@ -4,8 +4,7 @@
 Standard library only.
 """
 
-from collections import deque
-from typing import Any
+from dataclasses import dataclass, field
 
 # What is bet on: the odds of a lost answer, in times those of the certificate.
 ODDS = (1.5, 2.0, 3.0, 5.0, 10.0)
@@ -16,57 +15,47 @@ RECENT = 200  # answers for the estimate that people read
 LEAST_RISK = 1e-6  # a smaller one would be refuted by a single answer
 
 
+@dataclass
 class Evidence:
     """The money of a gambler who bets that answers are lost more often than `risk`.
 
     It begins at 1. If each answer, given those before, is lost with a chance of at most `risk`, no
-    bet has a gain on average, so the chance that it ever reaches 1 / alpha is at most alpha
-    (Ville's inequality). Money that is bet later is money that old, good answers did not cost: so
-    a change after a long calm is noticed, too.
-    Source: Waudby-Smith and Ramdas 2020 (arXiv 2010.09686), section 4: bets, and mixtures of them.
-            Shin, Ramdas and Rinaldo 2022 (arXiv 2203.03532): mixtures over the time of a change.
+    bet has a gain on average, so the chance that the money ever reaches 1 / alpha is at most alpha
+    (Ville's inequality). What is bet later did not shrink with the good answers before, so a change
+    after a long calm is noticed, too. The fields are plain values, with which another process
+    continues.
+    Source: Waudby-Smith and Ramdas 2020 (arXiv 2010.09686): bets, and mixtures of them. Timans et
+            al. 2025 (arXiv 2506.16416): monitoring the risk of a model. Shin, Ramdas and Rinaldo
+            2022 (arXiv 2203.03532): mixtures over the time of a change.
     """
 
-    def __init__(self, risk: float, alpha: float, state: dict[str, Any] | None = None) -> None:
-        """`state` is that of an earlier process."""
-        self._risk, self._alpha = max(risk, LEAST_RISK), alpha
-        state = state or {}
-        self.samples, self.lost = int(state.get("samples", 0)), int(state.get("lost", 0))
-        self._bets = [
-            float(money) for money in state.get("bets", [AT_FIRST / len(ODDS)] * len(ODDS))
-        ]
-        self.recent = deque[int](state.get("recent", ()), maxlen=RECENT)
+    risk: float
+    alpha: float
+    samples: int = 0
+    lost: int = 0
+    bets: list[float] = field(default_factory=lambda: [AT_FIRST / len(ODDS) for _ in ODDS])
+    recent: list[int] = field(default_factory=list)  # 1 for a lost answer, the newest last
 
     def add(self, *, lost: bool) -> None:
         """Take one more sampled answer."""
-        begun = (self._waits(self.samples) - self._waits(self.samples + 1)) / len(ODDS)
+        waited, risk = self._waits, max(self.risk, LEAST_RISK)
         self.samples, self.lost = self.samples + 1, self.lost + lost
-        self.recent.append(int(lost))
-        for at, odds in enumerate(ODDS):
-            # A bet at these odds is the likelihood ratio of the two chances of a loss.
-            gain = (odds if lost else 1.0) / (1.0 + (odds - 1.0) * self._risk)
-            self._bets[at] = (self._bets[at] + begun) * gain
+        self.recent = [*self.recent, int(lost)][-RECENT:]
+        begun = (waited - self._waits) / len(ODDS)
+        # A bet at these odds is the likelihood ratio of the two chances of a loss.
+        gains = [(odds if lost else 1.0) / (1.0 + (odds - 1.0) * risk) for odds in ODDS]
+        self.bets = [(bet + begun) * gain for bet, gain in zip(self.bets, gains, strict=True)]
 
     @property
     def money(self) -> float:
         """The gambler's money: evidence against the certificate."""
-        return sum(self._bets) + self._waits(self.samples)
+        return sum(self.bets) + self._waits
 
     @property
     def refutes(self) -> bool:
-        """Whether the certificate is refuted; once it is, add no more."""
-        return self.money >= 1.0 / self._alpha
+        """Whether the certificate is refuted."""
+        return self.money >= 1.0 / self.alpha
 
     @property
-    def state(self) -> dict[str, Any]:
-        """Plain values for JSON, from which another process continues."""
-        return {
-            "samples": self.samples,
-            "lost": self.lost,
-            "bets": self._bets,
-            "recent": list(self.recent),
-        }
-
-    @staticmethod
-    def _waits(samples: int) -> float:
-        return (1.0 - AT_FIRST) * float((1.0 + samples / WAIT) ** -FADE)
+    def _waits(self) -> float:
+        return (1.0 - AT_FIRST) * float((1.0 + self.samples / WAIT) ** -FADE)

@@ -2,7 +2,6 @@
 """A folder with the newest sampled images, for the next calibration. Standard library only."""
 
 import hashlib
-import os
 import re
 from pathlib import Path
 
@@ -19,38 +18,29 @@ class KeptSamples:
     def __init__(
         self, folder: Path, most_images: int = MOST_IMAGES, most_bytes: int = MOST_BYTES
     ) -> None:
-        self._folder, self._most = folder, (most_images, most_bytes)
+        self._folder, self._most_images, self._most_bytes = folder, most_images, most_bytes
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own = [file for file in folder.iterdir() if _OWN.fullmatch(file.name) and file.is_file()]
-        own.sort(key=lambda file: file.stat().st_mtime)
-        self._sizes = {file.name: file.stat().st_size for file in own}  # the oldest first
+        own = [(file.stat(), file.name) for file in folder.iterdir() if _OWN.fullmatch(file.name)]
+        own.sort(key=lambda one: one[0].st_mtime)
+        self._sizes = {name: status.st_size for status, name in own}  # the oldest first
 
     def keep(self, image: bytes) -> None:
-        """Keep an encoded image: the whole file is there, or nothing.
+        """Keep an encoded image, which could be decoded: the whole file, or nothing.
 
         Raises: OSError if it cannot be written.
         """
-        name = f"{hashlib.sha256(image).hexdigest()}.{_suffix(image)}"
-        if name in self._sizes or len(image) > self._most[1]:
+        kind = "png" if image[:4] == b"\x89PNG" else "webp" if image[8:12] == b"WEBP" else "jpg"
+        name = f"{hashlib.sha256(image).hexdigest()}.{kind}"
+        if name in self._sizes or len(image) > self._most_bytes:
             return
-        partial = self._folder / f".{os.getpid()}.partial"
+        partial = self._folder / f".{name}"
         try:
-            with os.fdopen(
-                os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
-            ) as file:
-                file.write(image)
+            partial.write_bytes(image)
             partial.replace(self._folder / name)
         finally:
             partial.unlink(missing_ok=True)
         self._sizes[name] = len(image)
-        while len(self._sizes) > self._most[0] or sum(self._sizes.values()) > self._most[1]:
+        while len(self._sizes) > self._most_images or sum(self._sizes.values()) > self._most_bytes:
             oldest = next(iter(self._sizes))
             (self._folder / oldest).unlink(missing_ok=True)
             del self._sizes[oldest]
-
-
-def _suffix(image: bytes) -> str:
-    """Return the suffix of an image that was decoded, so that it has one of three formats."""
-    if image[:4] == b"\x89PNG":
-        return "png"
-    return "webp" if image[8:12] == b"WEBP" else "jpg"

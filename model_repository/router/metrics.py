@@ -36,7 +36,7 @@ MONITOR = {
     "same": ("saccade_monitor_answers_total", SAMPLED, {"differs": "false"}),
     "differs": ("saccade_monitor_answers_total", SAMPLED, {"differs": "true"}),
     "seconds": ("saccade_monitor_seconds_total", "Time of the full model for samples", {}),
-    "withdrawn": ("saccade_policy_withdrawn_total", "1 once the policy was withdrawn", {}),
+    "withdrawn": ("saccade_policy_withdrawn_total", "Above 0 once the policy was withdrawn", {}),
 }
 MODEL = "Time of the calls of a variant's model for one group of requests"
 

@@ -49,9 +49,12 @@ class TritonPythonModel:
         self.routes, self.family = self.answering.routes, self.answering.family
         policies = self.answering.policies
         variants = [route.name for route in self.routes.variants]
-        monitored = self.routes.monitor.limits if self.routes.monitor else ()
         self.metrics = Metrics(
-            args["model_name"], variants, policies, choices_of(self.routes), monitored
+            args["model_name"],
+            variants,
+            policies,
+            choices_of(self.routes),
+            self.routes.monitor.limits,
         )
         self.instrumentation = Instrumentation(args["model_name"], unwatched=PROBE)
         self.lanes = {

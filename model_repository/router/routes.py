@@ -91,6 +91,7 @@ class StepRoute:
 class PolicyRoute:
     """A chain of variants that `saccade calibrate` certified.
 
+    `early` are the classes with which a step but the last may stop; None: all.
     Units: risk and bound are shares of samples, seconds are per sample.
     """
 
@@ -104,6 +105,7 @@ class PolicyRoute:
     full: str  # the variant with which the chain was compared
     seconds: float
     steps: tuple[StepRoute, ...]
+    early: tuple[int, ...] | None = None
     embeds: bool = False  # it is for requests for embeddings, all in the full model's space
 
 
@@ -147,7 +149,7 @@ class Routes(NamedTuple):
     variants: tuple[Route, ...]
     policies: tuple[PolicyRoute, ...] = ()
     adaptive: AdaptiveRules | None = None  # None: only a request's own objective adapts
-    monitor: MonitorRules | None = None
+    monitor: MonitorRules = MonitorRules(0.0, {})
     # Policies that the monitor has withdrawn since, by name, with the reason; the router adds them.
     withdrawn: dict[str, str] = {}  # noqa: RUF012
 
@@ -211,7 +213,7 @@ def read_routes(path: Path) -> Routes:
             for policy in content.get("policies", ())
         ),
         adaptive=_adaptive(**content["adaptive"]) if "adaptive" in content else None,
-        monitor=_monitor(**content["monitor"]) if "monitor" in content else None,
+        monitor=_monitor(**content.get("monitor", {"share": 0.0, "limits": {}})),
         withdrawn={},
     )
 
@@ -222,5 +224,5 @@ def _adaptive(
     return AdaptiveRules(slo_ms, floor_budget, {name: (*ends,) for name, ends in shares.items()})
 
 
-def _monitor(share: float, limits: dict[str, Any], keep: str | None) -> MonitorRules:
+def _monitor(share: float, limits: dict[str, Any], keep: str | None = None) -> MonitorRules:
     return MonitorRules(share, {name: MonitorLimit(**limits[name]) for name in limits}, keep)

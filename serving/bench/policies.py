@@ -70,8 +70,7 @@ from saccade.serving.repository.policies import (
 LOGITS, MASKS, _ = DECIDES  # outputs from which a policy decides
 FULL = "full model"  # the key of its streams among those of policies, like no variant's name
 _SAMPLES = 1024  # to measure speed with, in a random order
-# The policies of a folder by name, each with its file.
-_Policies = Mapping[str, tuple[Policy, PolicyFile]]
+_Policies = Mapping[str, tuple[Policy, PolicyFile]]  # of a folder by name, each with its file
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class PolicyWork:
             if chosen.threshold is None:
                 break
             sure = DECIDES[self.decides](self.policy.measure, found, chosen.temperature)
-            rows = rows[sure < chosen.threshold]
+            rows = rows[~_stops(self.policy, sure, chosen.threshold, given)]
             if not len(rows):
                 break
         return {"class" if self.decides == LOGITS else self.decides: answers, "step": steps}
@@ -143,7 +142,7 @@ class PolicyAnswers:
     model has no classes.
 
     Shapes: values[variant] [n], the score of each answer; agreement[full, variant] [n]; confidence
-        returns [n].
+        returns [n]; classes[variant] [n].
     """
 
     values: Mapping[str, np.ndarray]
@@ -154,6 +153,7 @@ class PolicyAnswers:
     data_sha256: str
     labelling: Labelling | None = None
     within: tuple[str, ...] = ()  # as of `Segmenter`
+    classes: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def same(self, variant: str, content: PolicyFile) -> np.ndarray:
         """Return whether each answer counts as the full model's.
@@ -184,6 +184,7 @@ def class_answers(
         data,
         data_sha256,
         labelling,
+        classes=classes,
     )
 
 
@@ -358,8 +359,14 @@ def ends_of(work: PolicyWork, answers: PolicyAnswers) -> np.ndarray:
     measure, (*early, _) = work.policy.measure, work.policy.steps
     ends = np.full(len(answers.values[work.variants[-1]]), len(early))
     for at, step in reversed(list(enumerate(early))):
-        ends[answers.confidence(step.variant, measure, step.temperature) >= step.threshold] = at
+        sure, given = answers.confidence(step.variant, measure, step.temperature), answers.classes
+        ends[_stops(work.policy, sure, step.threshold, given.get(step.variant))] = at
     return ends
+
+
+def _stops(policy: Policy, sure: np.ndarray, threshold: float, classes: Any) -> np.ndarray:
+    stops = sure >= threshold
+    return stops if policy.early is None else stops & np.isin(classes, policy.early)
 
 
 @dataclass(frozen=True)

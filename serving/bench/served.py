@@ -238,11 +238,7 @@ def server_under_load(
     with temporary_folder("bench") as temporary:
         repository, followed = temporary / "repository", policies.followed
         options = RepositoryOptions(
-            repository,
-            runtime=runtime,
-            op_library=op_library,
-            policies=bool(followed.routes),
-            monitor=0.0,  # it would run beside what is measured
+            repository, runtime=runtime, op_library=op_library, policies=bool(followed.routes)
         )
         deploy(folder, options, labelling=policies.labelling, policies=followed)
         with (

@@ -77,11 +77,6 @@ class RepositoryOptions(Options):
             raise SaccadeError(
                 "Found --floor-budget without --slo-ms. Pass both, or drop --floor-budget."
             )
-        if self.keep_samples is not None and not (self.monitor and self.policies):
-            raise SaccadeError(
-                "Found --keep-samples without samples of policies' answers. Drop --monitor 0 and "
-                "--no-policies, or drop --keep-samples."
-            )
         served_runtime(self.runtime).check_options(self)
 
     @property

@@ -24,6 +24,7 @@ from saccade.exporter.policy.options import MOST_STEPS
 from saccade.exporter.policy.policy import (
     FALSE_ALARM,
     SUFFIX,
+    CertificateReport,
     Policy,
     PolicyFile,
     calibrate_again,
@@ -108,8 +109,7 @@ def served_policies(
         if report.file and report.policy
         if _is_followable(report.file, report.policy, variants, runtime, labelling is not None)
     ]
-    differing = {report.name: report.differing for report in reports}
-    followed = router_policies(kept, differing)
+    followed = router_policies(kept)
     embed = {file.name: file for file, _ in kept if file.embeds}
     for reason in (*_contradictions(followed.routes), *_several_spaces(embed)):
         files = " and ".join(sorted({f"{file.name}{SUFFIX}" for file, _ in kept}))
@@ -123,7 +123,9 @@ def served_policies(
         unused = {one.name for one in file.maps or () if not {one.source, one.target} <= served}
         spaces = {name: array for name, array in arrays.items() if name not in unused}
         followed = followed._replace(spaces=spaces)
-    return followed
+    limits = {one.name: _limit(one) for one in reports if one.file and not one.file.embeds}
+    monitored = {one.name: limits[one.name] for one in followed.routes if one.name in limits}
+    return followed._replace(limits=monitored)
 
 
 def _several_spaces(files: Collection[str]) -> Iterator[str]:
@@ -131,36 +133,24 @@ def _several_spaces(files: Collection[str]) -> Iterator[str]:
         yield f"{len(files)} calibrations are of embeddings, each with maps of its own, expected 1."
 
 
-def router_policies(
-    policies: Sequence[tuple[PolicyFile, Policy]],
-    differing: Mapping[str, float | None] = MappingProxyType({}),
-) -> RouterPolicies:
-    """Return policies, each with the content of its file, as a router follows them.
-
-    `differing` are those of `CertificateReport`, by the policies' names.
-    """
-    limits = {
-        policy.name: _limit(content, policy, differing.get(policy.name))
-        for content, policy in policies
-        if not content.embeds
-        if [step.variant for step in policy.steps] != [content.full]
-    }
+def router_policies(policies: Sequence[tuple[PolicyFile, Policy]]) -> RouterPolicies:
+    """Return policies, each with the content of its file, as a router follows them."""
     return RouterPolicies(
         tuple(served_policy(content, policy) for content, policy in policies),
         {policy.name: tuple(step.share for step in policy.steps) for _, policy in policies},
-        {name: limit for name, limit in limits.items() if limit},
     )
 
 
-def _limit(content: PolicyFile, policy: Policy, differing: float | None) -> MonitorLimit | None:
+def _limit(report: CertificateReport) -> MonitorLimit:
     """Return the limit for the traffic of a policy, of which the labels are not known.
 
-    Against labels, it is on answers that differ, too: what the calibration says of them is wrong
-    with the same chance as the monitor, and both together with that of a false alarm.
+    Against labels, it is on answers that differ, too. That the calibration is wrong about these has
+    the same chance as that the monitor is, and both together that of a false alarm.
     """
-    if content.against == "full":
-        return MonitorLimit(policy.risk, FALSE_ALARM, content.min_ari)
-    return None if differing is None else MonitorLimit(differing, FALSE_ALARM / 2)
+    assert report.file and report.policy
+    if report.differing is not None:
+        return MonitorLimit(report.differing, FALSE_ALARM / 2)
+    return MonitorLimit(report.policy.risk, FALSE_ALARM, report.file.min_ari)
 
 
 def policies_of(routes: Mapping[str, Any]) -> tuple[PolicyRoute, ...]:
@@ -221,6 +211,8 @@ def _chain_faults(policy: PolicyRoute, hashes: Mapping[str, str]) -> Iterator[st
     chain = [step.variant for step in policy.steps]
     if last is not None or None in early or len(set(chain)) < len(chain) or len(chain) > MOST_STEPS:
         yield "is not a chain: expected different variants, each but the last with a threshold."
+    if policy.early is not None and chain[-1:] != [policy.full]:
+        yield f"stops with some classes only, but does not end in the full model, {policy.full}."
 
 
 def _needed(policy: PolicyRoute) -> set[str]:
@@ -244,6 +236,10 @@ def _is_followable(
         reason = f"was calibrated with {file.runtime}, and the repository runs {runtime}"
     elif left_out := sorted(needed - {variant.name for variant in variants}):
         reason = f"needs {left_out[0]}, which the repository leaves out"
+    elif not labelled and file.class_names not in (None, variants[0].labels or file.class_names):
+        reason = (
+            f"was calibrated with --per-class and the order of labels of {file.variants[0].variant}"
+        )
     elif not (decides or labelled or file.embeds):
         reason = "needs logits, which a router has only with --labels"
     if reason:
@@ -266,6 +262,7 @@ def served_policy(content: PolicyFile, policy: Policy) -> PolicyRoute:
             StepRoute(step.variant, step.sha256, step.threshold, step.temperature)
             for step in policy.steps
         ),
+        early=policy.early,
         embeds=content.embeds,
     )
 
@@ -294,6 +291,8 @@ def labels_problem(content: PolicyFile, path: Path, labelling: Labelling) -> str
                 f"was calibrated with {kind} of SHA-256 {expected[:12]}..., found "
                 f"{found[:12]}... ({len(texts)}: {', '.join(texts):.60})"
             )
+    if content.class_names not in (None, labels):
+        return "was calibrated with --per-class and the labels in another order"
     classes = int(read_answers(content, path).classes.max()) + 1
     if classes > len(labels):
         return f"was calibrated with {classes} labels or more, found {len(labels)}"
@@ -382,10 +381,10 @@ def served_monitor(policies: RouterPolicies, options: RepositoryOptions) -> Moni
     Raises: SaccadeError if images are to be kept where none are sampled, or in the repository.
     """
     limits, keep = dict(policies.limits), options.keep_samples
-    if keep is not None and not limits:
+    if keep is not None and not (limits and options.monitor):
         raise SaccadeError(
-            "--keep-samples: found no policy to monitor, expected one or more. Calibrate the "
-            "folder with `saccade calibrate`, or drop --keep-samples."
+            "--keep-samples: found no answers of policies that are sampled. Drop --monitor 0 or "
+            "--no-policies, calibrate the folder with `saccade calibrate`, or drop --keep-samples."
         )
     if keep is not None and keep.absolute().is_relative_to(options.out.absolute()):
         raise SaccadeError(
@@ -410,8 +409,8 @@ def monitor_faults(monitor: MonitorRules, policies: Sequence[PolicyRoute]) -> It
     """Yield what is wrong with a monitor of these policies, one sentence each."""
     for part in (monitor, *monitor.limits.values()):
         yield from _numbers_outside(part)
-    if odd := sorted({*monitor.limits} - {policy.name for policy in policies}):
-        yield f"has a limit for {odd[0]}, which is not a policy. {_AGAIN}"
+    if monitor.limits.keys() != (names := {one.name for one in policies if not one.embeds}):
+        yield f"expected the limits of {', '.join(sorted(names)) or 'no policy'}. {_AGAIN}"
 
 
 def _floor(given: float | str, named: Mapping[str, float]) -> float:

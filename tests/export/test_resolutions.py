@@ -136,6 +136,11 @@ def test_pixels_in_arrays_of_the_trained_size_are_resized(
     index = order.index(large.inputs["image"][0].tobytes())
     expected = Image.fromarray(pixels[index]).resize((8, 8), Image.Resampling.BILINEAR)
     assert np.array_equal(small.inputs["image"][0], np.asarray(expected))
+    drawn = [
+        classification.labelled_images(model, EvaluateOptions(limit=3), "test") for model in models
+    ]
+    assert [one.images.shape for one in drawn] == [(3, 16, 16, 3), (3, 8, 8, 3)]
+    assert drawn[0].sha256 == drawn[1].sha256
     scenes = [described_scenes(model.images(), EvaluateOptions(limit=2)) for model in models]
     assert [one.images.shape for one in scenes] == [(2, 16, 16, 3), (2, 8, 8, 3)]
     assert scenes[0].sha256 == scenes[1].sha256

@@ -62,6 +62,7 @@ def test_a_side_says_what_is_kept() -> None:
         (SOT["resnet-50"], "r150", r"r128, r160\.$"),
         (SOT["swin-tiny"], "r160", r"windows must tile.*nearest: r224\.$"),
         (SWIN, "r48", r"windows must tile.*r32, r64\.$"),  # a stage of 6 tokens
+        (SWIN, "r16", r"windows must tile.*nearest: r32\.$"),  # windows of 2 in its last stage
         (replace(SOT["vit-b16"], height_px=384, width_px=256), "r176", r"r144, r192\.$"),
         (SPARO["vit-b-16"], "0.5", r"no slots to leave out.*--budget r224,r160\.$"),
         (replace(SOT["sot-digits"], input="tokens"), "r4", "reads none"),
@@ -106,8 +107,10 @@ def test_the_smaller_model_folds_to_the_same_function(
 ) -> None:
     model = tiny(family, **changes)
     smaller = model.at(model.budget(f"r{side_px}{then}"))
-    assert type(smaller) is type(model) and smaller.config.height_px == side_px
-    assert not smaller.training
+    kept = model.at(model.budget(then)) if then else model
+    width_px = side_px * model.config.width_px // model.config.height_px
+    assert smaller.config == replace(kept.config, height_px=side_px, width_px=width_px)
+    assert type(smaller) is type(model) and not smaller.training
     inputs = images_for(smaller.config)
     with torch.no_grad():
         ours = smaller.components()[0].run(image=inputs)

@@ -68,6 +68,16 @@ def test_rows_that_are_sure_leave_and_only_the_others_go_on():
     assert seen == [2]  # the large variant does not run for nobody
 
 
+def test_only_classes_that_were_certified_end_early():
+    seen: list[int] = []
+    work = chain(seen)
+    work = replace(work, policy=replace(work.policy, early=(1,)))
+    given = work.run({"row": np.array([4, 0, 3, 1])})
+    assert seen == [4, 3] and given["step"].tolist() == [1, 1, 1, 0]
+    ends = ends_of(work, class_answers({HALF: SMALL, FULL: LARGE}, LABELS, "d", "s"))
+    assert ends.tolist() == [1, 0, 1, 1, 1]
+
+
 def test_calls_go_on_through_the_inputs(monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(in_process.time, "perf_counter", lambda: float(next(clock)))

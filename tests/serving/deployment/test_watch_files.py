@@ -18,7 +18,13 @@ NAME = re.compile(r"\b(?:saccade|nv)_\w+")
 # A server says nothing of GPUs where there is none; `check_watch.py` asks on a machine that has.
 OF_GPUS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"}
 # A repository without policies and without an objective, as this page's, does not count these.
-OF_CHOICES = {"saccade_policy_answers_total", "saccade_adaptive_answers_total"}
+OF_CHOICES = {
+    "saccade_policy_answers_total",
+    "saccade_adaptive_answers_total",
+    "saccade_monitor_answers_total",
+    "saccade_monitor_seconds_total",
+    "saccade_policy_withdrawn_total",
+}
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import tracemalloc
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ def evidence(pb):
     return src.evidence
 
 
-def fed(evidence, risk, losses, **more):
-    found = evidence.Evidence(risk, ALPHA, **more)
+def fed(evidence, risk, losses, **state):
+    found = evidence.Evidence(**{"risk": risk, "alpha": ALPHA, **state})
     for lost in losses:
         found.add(lost=bool(lost))
     return found
@@ -113,9 +114,8 @@ def test_it_goes_on_in_another_process(evidence):
     losses = np.random.default_rng(4).random(300) < 0.02
     whole = fed(evidence, 0.01, losses)
     half = fed(evidence, 0.01, losses[:150])
-    state = json.loads(json.dumps(half.state))
-    rest = fed(evidence, 0.01, losses[150:], state=state)
-    assert rest.state == whole.state and rest.money == whole.money
+    rest = fed(evidence, 0.01, losses[150:], **json.loads(json.dumps(asdict(half))))
+    assert rest == whole and rest.money == whole.money
 
 
 def test_a_risk_of_zero_is_refuted_by_a_few(evidence):
