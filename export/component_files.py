@@ -29,14 +29,15 @@ from saccade.exporter.artefact.manifest import (
 from saccade.exporter.artefact.variant import variant_name
 from saccade.exporter.export_options import ExportOptions
 from saccade.exporter.gate.gate import candidates_of, measure
-from saccade.exporter.gate.metrics import exceeded
+from saccade.exporter.gate.metrics import exceeded, step_thresholds
 from saccade.exporter.gate.reference import ExpectedAnswers, Reference, unbound
-from saccade.exporter.gate.report import VariantReport, loosened
+from saccade.exporter.gate.report import VariantReport, as_step, loosened
 from saccade.exporter.graph.samples import calibration_inputs, gate_sizes, samples_of
 from saccade.exporter.graph.trial import made_here
 from saccade.exporter.quantization.recipes import QuantizationRecipe, recipes_for
 from saccade.exporter.runtimes.runners import Runner
 from saccade.models.budget import ComputeBudget
+from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, Component, component_named
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ class Variant:
             model.runtime_metadata(),
             parameters_of(model),
         )
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint, with the preprocessing and samples of this variant's images."""
+        return self.reference.sized(self.budget)
 
     def entry(self, component: Component, precision: str) -> VariantEntry:
         """Return the manifest's entry for one component in one precision."""
@@ -121,7 +127,7 @@ class _Job:
         return (*self.component.outputs, *optional)
 
     def calibration(self, count: int) -> Arrays:
-        return calibration_inputs(self.variant.reference.checkpoint, self.component, count)
+        return calibration_inputs(self.variant.checkpoint, self.component, count)
 
     def write(self, entry: VariantEntry, graph: "TypedGraph") -> _ExportedFile:
         from saccade.exporter.graph.model_file import without_initializers, write_model
@@ -167,7 +173,9 @@ class _Job:
         expected = self.expected(written, advance)
         if float32 is not None and expected.scored is not None:
             expected = replace(expected, scored=replace(expected.scored, float32=float32))
-        return measure(runs, expected, entry.precision, options.threshold, advance=advance)
+        lifted = step_thresholds(entry.precision) if options.as_step else {}
+        overrides = {**lifted, **options.threshold}
+        return measure(runs, expected, entry.precision, overrides, advance=advance)
 
 
 def export_component(
@@ -181,7 +189,7 @@ def export_component(
 
     Raises: GateFailed if a file does not pass, SaccadeError if a graph cannot be made.
     """
-    few = samples_of(variant.reference.checkpoint, component, gate_sizes("quick", 0)).inputs
+    few = samples_of(variant.checkpoint, component, gate_sizes("quick", 0)).inputs
     job = _Job(folder, variant, component, options, few, advance)
     with temporary_folder("int8") as scratch:
         files, source = _traced(job, scratch)
@@ -360,7 +368,7 @@ def _manifest(
     from saccade.plugins.onnx_model import IR_VERSION
 
     variant, graph = job.variant, written.graph
-    checkpoint, main = variant.reference.checkpoint, graph.proto.graph
+    checkpoint, main = variant.checkpoint, graph.proto.graph
     outputs = tensor_specs(main.output)
     takes_image = any(spec.name == "image" for spec in job.component.inputs)
     has_chances = any(spec.name == "probabilities" for spec in outputs)
@@ -383,6 +391,7 @@ def _manifest(
         activation_ranges=graph.activation_ranges,
         inlined_ops=written.inlined_ops,
         quantization=quantization,
+        step_only=job.options.as_step and written.entry.precision != "fp32",
     )
 
 
@@ -395,5 +404,6 @@ def _passed(entry: VariantEntry, parity: Parity, component: Component) -> Parity
             f"{entry.name}: the exported file differs from the model: {problems}. Nothing was "
             f"written. {remedy.lstrip()}If this difference is acceptable, raise the limit with "
             f"--threshold, for example --threshold {loosened(parity)} LIMIT."
+            f"{as_step(entry.precision)}"
         )
     return parity

@@ -17,7 +17,9 @@ class ExportOptions(Options):
 
     out: Path  # folder to create
     name: str | None = None  # model name; default: the checkpoint's file name without .safetensors
-    budget: tuple[BudgetLike, ...] = ()  # 1,2/3,0.5 or t3,t1 or exact,fast; default: the family's
+    # 1,2/3,0.5 or t3,t1 or exact,fast; of any model of images also their side in pixels, such as
+    # r224,r160; default: the family's
+    budget: tuple[BudgetLike, ...] = ()
     # your images for the gate and the ranges of int8, instead of the checkpoint's samples: a folder
     # of images, or data as of `evaluate`
     calibrate_on: str | None = None
@@ -31,4 +33,6 @@ class ExportOptions(Options):
     # how much evidence: quick, standard, or thorough (320 samples in float64)
     gate: GateLevel = "standard"
     threshold: dict[str, NonNegative] = field(default_factory=dict)  # gate thresholds to override
+    # accept fp16, bf16 and int8 variants far from the model: only policies use them, as early steps
+    as_step: bool = False
     force: bool = False  # replace an existing folder

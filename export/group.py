@@ -2,6 +2,7 @@
 """`saccade group`: one artefact folder whose variants come from several checkpoints."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -19,15 +20,14 @@ from saccade.exporter.artefact.manifest import (
     VariantFiles,
     write_manifest,
 )
-from saccade.exporter.artefact.variant import check_model_name, variant_name
+from saccade.exporter.artefact.variant import OF_GROUPS, check_model_name, variant_name
 from saccade.models.budget import Budget
 from saccade.models.families import entry_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-UNIT = "multiply-adds"
-_MEMBER = re.compile(r"([a-z0-9]{1,16})=(.+)")
+_WORD = re.compile("[a-z0-9]{1,16}")
 _NAME_IT = "Name the members in short: saccade group small=FOLDER large=FOLDER"
 
 
@@ -41,20 +41,23 @@ class GroupOptions(Options):
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupMember:
     """An artefact folder, and the word that stands for it in the names of variants."""
 
     word: str
     folder: ArtefactFolder
 
     def setting(self, manifest: Manifest) -> str:
-        """Return the name of a variant's budget in the group."""
-        own = {one.variant.setting for one in self.folder.manifests}
-        return self.word + (manifest.variant.setting if len(own) > 1 else "")
+        """Return the name of a variant's budget in the group, which is that of no other one."""
+        parts = [self.word]
+        for field in ("setting", "precision"):
+            if len({getattr(one.variant, field) for one in self.folder.manifests}) > 1:
+                parts.append(getattr(manifest.variant, field))
+        return "".join(parts)
 
 
 @dataclass(frozen=True)
-class Group:
+class CheckpointGroup:
     """The folder that was written."""
 
     path: Path
@@ -88,12 +91,12 @@ class Group:
         return table
 
 
-def group(members: Sequence[Path | str], options: GroupOptions) -> Group:
+def group(members: Sequence[Path | str], options: GroupOptions) -> CheckpointGroup:
     """Write an artefact folder with the variants of several ones that do the same task.
 
     A member is a folder, or `word=folder`. Files are copied unchanged, with the records of their
     gates; only the names of variants and their budgets are new. A variant's budget is its share of
-    the dearest one's cost: of its multiply-adds, and once all were measured, of its time.
+    the highest cost: of its multiply-adds, and once all were measured, of its time.
 
     Raises: SaccadeError if the folders do not do the same task on the same inputs with the same
         labels, one is a group or is given twice, a file has changed, or the output exists.
@@ -110,21 +113,21 @@ def group(members: Sequence[Path | str], options: GroupOptions) -> Group:
     with new_folder(options.out, force=options.force) as partial:
         for member, own, manifest in sources:
             _store(partial, member, own, manifest)
-    return Group(options.out, ArtefactFolder(options.out).manifests)
+    return CheckpointGroup(options.out, ArtefactFolder(options.out).manifests)
 
 
-def _members(texts: Sequence[Path | str]) -> tuple[Member, ...]:
+def _members(texts: Sequence[Path | str]) -> tuple[GroupMember, ...]:
     members = []
     for text in texts:
-        named = _MEMBER.fullmatch(str(text))
-        folder = ArtefactFolder(named[2] if named else text)
-        if folder.is_group:
+        word, path = _word(text)
+        folder = ArtefactFolder(path)
+        if folder.variants[0].in_group:
             raise SaccadeError(
                 f"{folder}: is a group itself, expected a folder that `saccade export` wrote. Pass "
                 "the folders that the group was made of."
             )
-        word = named[1] if named else re.sub("[^a-z0-9]", "", folder.model)
-        members.append(Member(word, folder))
+        word = word or re.sub("[^a-z0-9]", "", folder.model)
+        members.append(GroupMember(word, folder))
     if len(members) < 2:
         raise SaccadeError(f"found {len(members)} artefact folder, expected two or more.")
     for one, other in combinations(members, 2):
@@ -142,7 +145,17 @@ def _members(texts: Sequence[Path | str]) -> tuple[Member, ...]:
     return tuple(members)
 
 
-def _differences(members: Sequence[Member]) -> Iterator[str]:
+def _word(text: Path | str) -> tuple[str, Path]:
+    """Return the word and the folder of `word=folder`; the word is empty for a folder alone."""
+    word, sign, path = str(text).partition("=")
+    if not sign or Path(text).is_dir():
+        return "", Path(text)
+    if not _WORD.fullmatch(word):
+        raise SaccadeError(f"{text}: {word!r:.60} is not 1 to 16 of a-z and 0-9. {_NAME_IT}")
+    return word, Path(path)
+
+
+def _differences(members: Sequence[GroupMember]) -> Iterator[str]:
     """Describe why members cannot answer in place of each other, one sentence each."""
     for member in members:
         entry, first = entry_of(_first(member).main.variant.family), _first(member)
@@ -170,23 +183,23 @@ def _differences(members: Sequence[Member]) -> Iterator[str]:
                 yield f"{both} take different inputs: {found}"
 
 
-def _first(member: Member) -> VariantFiles:
+def _first(member: GroupMember) -> VariantFiles:
     return member.folder.variants[0]
 
 
 def _labels_apart(one: VariantFiles, other: VariantFiles) -> str:
-    """Return the labels that only one of two variants has, a few of each; empty if none."""
-    sides = [
-        (name, [label for label in own.labels if label not in set(beside.labels)])
-        for name, own, beside in (("the first", one, other), ("the second", other, one))
-    ]
+    """Return why labels cannot be mapped by name, with a few of each side; empty if they can."""
+    if one.labels == other.labels:
+        return ""
+    own, there = Counter(one.labels), Counter(other.labels)
     words = []
-    for name, labels in sides:
-        more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
+    for name, more in (("the first", own - there), ("the second", there - own)):
+        labels = list(more)
+        others = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
         if labels:
-            words.append(f"only {name} has {', '.join(labels[:3])}{more}")
-    if not words and len(one.labels) != len(other.labels):
-        return f"{len(one.labels)} and {len(other.labels)}"
+            words.append(f"only {name} has {', '.join(labels[:3])}{others}")
+    if not words and own.most_common(1)[0][1] > 1:
+        words.append(f"in another order, and {own.most_common(1)[0][0]!r} is there twice")
     return "; ".join(words)
 
 
@@ -201,9 +214,11 @@ def _inputs(manifest: Manifest) -> tuple[str, ...]:
     )
 
 
-def _sources(members: Sequence[Member], model: str) -> list[tuple[Member, Manifest, Manifest]]:
+def _sources(
+    members: Sequence[GroupMember], model: str
+) -> list[tuple[GroupMember, Manifest, Manifest]]:
     """Return each manifest, with its member, and what it becomes in the group."""
-    dearest = max(variant.multiply_adds for member in members for variant in member.folder.variants)
+    most = max(variant.multiply_adds for member in members for variant in member.folder.variants)
     made = []
     for member in members:
         parent = member.folder.manifests[0].parent
@@ -220,10 +235,10 @@ def _sources(members: Sequence[Member], model: str) -> list[tuple[Member, Manife
                     family=own.variant.family,
                     role=role,
                     setting=setting,
-                    budget=Budget(variant.multiply_adds / dearest),
+                    budget=Budget(variant.multiply_adds / most),
                     kept=variant.multiply_adds,
-                    total=dearest,
-                    unit=UNIT,
+                    total=most,
+                    unit=OF_GROUPS,
                     precision=precision,
                 )
                 # An ONNX file contains the name of its file of weights.
@@ -240,7 +255,7 @@ def _sources(members: Sequence[Member], model: str) -> list[tuple[Member, Manife
     return made
 
 
-def _store(place: Path, member: Member, own: Manifest, manifest: Manifest) -> None:
+def _store(place: Path, member: GroupMember, own: Manifest, manifest: Manifest) -> None:
     source = member.folder.path
     copy_file(source / own.file.name, place / manifest.file.name)
     if own.file.data:

@@ -99,6 +99,12 @@ class FrontierEntry:
         return dict(self.in_process[f"batch_{self.best_batch}"])
 
     @property
+    def seconds(self) -> float:
+        """Time per sample in process, in the batch that is fastest."""
+        point = self.in_process[f"batch_{self.best_batch}"]
+        return 1 / float(point["inferences_per_second"])
+
+    @property
     def best_batch(self) -> int:
         """The batch size with the highest throughput."""
         return int(self.in_process["best_batch"])
@@ -287,11 +293,11 @@ def merged(
         if policy.hashes <= present and (policies is None or policy.place not in places)
     )
     both = sorted((*still, *(policies or ())), key=lambda one: (one.device, one.runtime, one.risk))
-    budgeted = _with_cost_shares(by_key.values(), variants)
+    budgeted = with_cost_shares(by_key.values(), variants)
     return Frontier(old.model, tuple(sorted(budgeted, key=order)), tuple(both))
 
 
-def _with_cost_shares(
+def with_cost_shares(
     entries: Iterable[FrontierEntry], variants: Sequence[VariantFiles]
 ) -> list[FrontierEntry]:
     """Return the entries with the budgets that follow from the measurements of each machine."""
@@ -311,13 +317,13 @@ def cost_shares(
 ) -> dict[str, float]:
     """Return the budget of each variant by name; `measured` is by name, too.
 
-    It is that of the manifest. Once every variant of a group was measured, it is the time of an
-    inference as a share of the longest, with four digits: sizes of different models say little.
+    It is that of the manifest. Once every variant of a group was measured, it is its time per
+    sample as a share of the longest, with four digits: sizes of different models say little.
     """
-    if any(variant.main.member is None or variant.name not in measured for variant in variants):
+    if any(not variant.in_group or variant.name not in measured for variant in variants):
         return {variant.name: float(variant.main.variant.budget) for variant in variants}
-    speeds = {variant.name: measured[variant.name].speed for variant in variants}
-    return {name: float(f"{min(speeds.values()) / speed:.4g}") for name, speed in speeds.items()}
+    seconds = {variant.name: measured[variant.name].seconds for variant in variants}
+    return {name: float(f"{own / max(seconds.values()):.4g}") for name, own in seconds.items()}
 
 
 class NarrowerMeasurement(SaccadeError):

@@ -23,7 +23,7 @@ from saccade.exporter.artefact.variant import variant_name
 from saccade.models.budget import Budget
 from saccade.models.families import FAMILIES, entry_of
 from saccade.models.interface import TensorSpec
-from saccade.models.preprocessing import Preprocessing, with_crop_rounding
+from saccade.models.preprocessing import Preprocessing, with_later
 
 SCHEMA = "saccade.manifest"
 VERSION = 6
@@ -197,6 +197,7 @@ class Manifest:
     inlined_ops: tuple[str, ...] = ()  # custom ops written as standard operators
     quantization: Quantization | None = None  # of an int8 file
     member: VariantEntry | None = None  # in a group: what it is in its own artefact folder
+    step_only: bool = False  # requests do not choose it: it answers as a step of policies
 
     @property
     def exported(self) -> VariantEntry:
@@ -217,6 +218,8 @@ class Manifest:
             del content["file"]["data"]
         if self.member is None:
             del content["member"]
+        if not self.step_only:
+            del content["step_only"]
         return content
 
 
@@ -246,10 +249,10 @@ def read_manifest(path: Path) -> Manifest:
 def _completed(content: dict[str, Any]) -> dict[str, Any]:
     declared, file = content.get("preprocessing"), content.get("file")
     if isinstance(declared, dict):
-        content["preprocessing"] = with_crop_rounding(declared)
+        content["preprocessing"] = with_later(declared)
     if isinstance(file, dict):
         content["file"] = {"data": None, **file}  # most have none
-    return {"member": None, **content}
+    return {"member": None, "step_only": False, **content}
 
 
 def _contradictions(manifest: Manifest, file: str) -> Iterator[str]:
@@ -303,6 +306,11 @@ class VariantFiles:
     def main(self) -> Manifest:
         """The component that answers a plain request."""
         return next(iter(self.components.values()))
+
+    @property
+    def in_group(self) -> bool:
+        """True if `saccade group` took it from another folder."""
+        return self.main.member is not None
 
     @property
     def sha256(self) -> str:

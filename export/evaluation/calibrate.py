@@ -4,6 +4,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from saccade.exporter.evaluation.evaluated_model import (
 from saccade.exporter.evaluation.tasks import tasks_of
 from saccade.exporter.policy.answers import Answers
 from saccade.exporter.policy.certify import Certificate, MissingCertificate, certify
+from saccade.exporter.policy.classes import OTHERS, certify_classes, class_samples
 from saccade.exporter.policy.options import MIN_ARI, CalibrateOptions
 from saccade.exporter.policy.policy import (
     Policy,
@@ -33,6 +35,8 @@ from saccade.exporter.policy.policy import (
 )
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.entry import EvaluationTask
+
+_MOST_ROWS = 10  # classes in a table for a terminal
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -98,7 +102,9 @@ def calibrate(
         models = subjects_of_folder(folder, runtime, kernels=options.op_library)
         models = [model for model in models if model.name in measured]
         asked = answered(Variants(folder, tuple(models), measured, full), how, options)
-    certified = certify(
+    names = _class_names(folder, asked) if options.per_class else None
+    search = partial(certify_classes, names=names) if names else certify
+    certified = search(
         asked.answers,
         options.risk,
         confidence=options.confidence,
@@ -110,6 +116,7 @@ def calibrate(
     if not passed:
         return Calibration(None, None, refused)
     content = _content(folder, options, task, asked, measured[full], passed)
+    content = replace(content, class_names=names)
     content, arrays = with_answers(content, asked.answers)
     folder.check_files()
     path = write_policies(folder.path, content, arrays)
@@ -172,6 +179,14 @@ def _choice(chose: Decisions | Segments | None, options: CalibrateOptions) -> di
     }  # fmt: skip
 
 
+def _class_names(folder: ArtefactFolder, asked: AnsweredSamples) -> tuple[str, ...]:
+    """The names of all classes; those of a model without names are their places."""
+    labelling = asked.data.labelling if isinstance(asked.data, Decisions) else None
+    names = labelling[0] if labelling else folder.variants[0].labels
+    count = int(asked.answers.classes.max()) + 1
+    return names if len(names) >= count else tuple(map(str, range(count)))
+
+
 def _task(folder: ArtefactFolder) -> tuple[str, EvaluationTask]:
     """The first task of the family in which answers of variants can be compared.
 
@@ -201,6 +216,11 @@ def _check_comparison(
             f"--against labels: {folder} segments images, and its slots have no labels that could "
             "be right or wrong. Pass --against full, which compares with the full model."
         )
+    if options.per_class and not task.decide:
+        raise SaccadeError(
+            f"--per-class: certifies each class, but {folder} does not answer with classes. Drop "
+            "it, or calibrate a model that classifies."
+        )
     if options.templates is not None and "text" not in task.roles:
         raise SaccadeError(
             f"--templates {options.templates}: turns class names into sentences for zero-shot "
@@ -222,8 +242,9 @@ def _check_choice(folder: ArtefactFolder) -> None:
         checkpoint = shlex.quote(str(folder.path / folder.manifests[0].parent.name))
         raise SaccadeError(
             f"{folder}: found 1 variant ({folder.variants[0].name}), expected at least two, so "
-            "that easy samples can stop at a cheaper one. Export more budgets: saccade export "
-            f"{checkpoint} --budget 1,0.5,0.25 --out {shlex.quote(str(folder))} --force"
+            "that easy samples can stop at a cheaper one. Export more budgets, or smaller images "
+            f"(--budget r224,r160): saccade export {checkpoint} --budget 1,0.5,0.25 --out "
+            f"{shlex.quote(str(folder))} --force"
         )
 
 
@@ -275,18 +296,18 @@ def _full(
 ) -> str:
     """The variant that the others are compared with: of the largest budget, the most precise.
 
-    In a group, a cheaper one may be better: then it is the dearest of those that no other one
+    In a group, a cheaper one may be better: then it is the most expensive one that no other
     dominates.
 
     Raises: SaccadeError if it was not measured.
     """
     budgets = cost_shares(folder.variants, measured)
 
-    def rank(variant: VariantFiles) -> tuple[bool, float, int]:
+    def rank(variant: VariantFiles) -> tuple[bool, bool, float, int]:
         entry = measured.get(variant.name)
-        dominated = folder.is_group and entry is not None and entry.dominated_by is not None
+        dominated = variant.in_group and entry is not None and entry.dominated_by is not None
         precision = PRECISIONS.index(variant.main.variant.precision)
-        return not dominated, budgets[variant.name], -precision
+        return not variant.main.step_only, not dominated, budgets[variant.name], -precision
 
     full = max(folder.variants, key=rank)
     if full.name not in measured:
@@ -303,6 +324,9 @@ def rendered(content: PolicyFile | None, refused: Sequence[MissingCertificate]) 
     from rich.text import Text
 
     parts: list[object] = [] if content is None else [_table(content)]
+    if content is not None and content.class_names is not None:
+        for policy in content.policies:
+            parts += _classes(content, policy) if policy.classes else []
     parts += [Text(line, "red") for line in map(refusal, refused)]
     return Group(*parts)  # type: ignore[arg-type]
 
@@ -345,6 +369,37 @@ def _table(content: PolicyFile) -> object:
     return table
 
 
+def _classes(content: PolicyFile, policy: Policy) -> list[object]:
+    """Return the classes of a policy that are nearest to its risk, beside all samples together."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    own = [one for one in policy.classes if one.name != OTHERS]
+    others, every = policy.classes[len(own) :], len(content.class_names or ())
+    least = class_samples(policy.risk, content.confidence, content.against)
+    risk = f"at most {100 * policy.risk:g} %"
+    lines = f"{policy.name}: {len(own):,} of {every:,} classes lose {risk} each, as do all."
+    if len(own) > _MOST_ROWS:
+        lines += f" The {_MOST_ROWS} nearest to it; --json has all."
+    if rest := every - len(own):
+        lines += (
+            f"\nThe other {rest:,} have fewer than {least:,} samples that certify: only the full "
+            "model answers with them.\nA step before may answer their samples with a certified "
+            f"class: {f'{risk} of them together' if others else 'without a limit'}."
+        )
+    table = Table(box=box.SIMPLE, padding=(0, 1))
+    table.add_column("class")
+    for heading in ("samples", "observed", "bound"):
+        table.add_column(heading, justify="right")
+    shown = (*sorted(own, key=lambda one: -one.bound)[:_MOST_ROWS], *others)
+    rows = [(one.name, one.samples, one.observed, one.bound) for one in shown]
+    tested = content.samples - content.learn
+    for name, n, *shares in (("all samples", tested, policy.observed, policy.bound), *rows):
+        table.add_row(name, f"{n:,}", *(f"{100 * share:.2f} %" for share in shares))
+    return [Text(lines), table]
+
+
 def _chain(policy: Policy) -> str:
     return "\n".join(f"{step.variant}: {step.share:.0%}" for step in policy.steps)
 
@@ -357,10 +412,11 @@ def refusal(one: MissingCertificate) -> str:
             "model, as measured in frontier.json. If that was measured on a busy machine, measure "
             "again with `saccade bench`; otherwise pass a larger --risk, or export smaller budgets."
         )
+    of = f" of {one.worst}" if one.worst else ""
     start = (
         f"risk {one.risk:g}: not certified for anything cheaper than the full model. The bound "
-        f"reached is {one.bound:.4f}"
+        f"reached{of} is {one.bound:.4f}"
     )
     if one.samples is None:
         return f"{start}, and no number of such samples would do. Pass a larger --risk."
-    return f"{start}; {one.samples:,} samples would do. Pass more data, or a larger --risk."
+    return f"{start}; {one.samples:,} samples{of} would do. Pass more data, or a larger --risk."

@@ -20,6 +20,7 @@ from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.checkpoint_folder import checkpoint_name
 from saccade.models.checkpoint_format import AUTHORS_DATA, GENERATED_DATA
+from saccade.models.data.calibration import at_budget
 from saccade.models.interface import Arrays, Family, TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.results import EvaluationResult, Score
@@ -78,10 +79,21 @@ class EvaluatedFunction:
 
     inputs: tuple[TensorSpec, ...]
     run: Runner
+    order: tuple[int, ...] = ()  # of the classes among those of `run`; empty: the same
 
     def __call__(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return the outputs for any number of samples."""
-        return run_in_batches(self.run, inputs, _BATCH)
+        return run_in_batches(self.answer, inputs, _BATCH)
+
+    def answer(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """Return the outputs for one batch."""
+        outputs, classes = self.run(inputs), list(self.order)
+        if not classes:
+            return outputs
+        return {
+            name: array[:, classes] if name in BY_CLASS else array
+            for name, array in outputs.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -168,7 +180,11 @@ def subjects_of_checkpoint(
     model = cast(Family, checkpoint.build())
     budgets = choose_budgets(model, budget) if budget else model.budgets()[:1]
     return [
-        _built(checkpoint, model.at(budget), f"{checkpoint_name(checkpoint.path)}-{budget.label}")
+        _built(
+            at_budget(checkpoint, budget),
+            model.at(budget),
+            f"{checkpoint_name(checkpoint.path)}-{budget.label}",
+        )
         for budget in budgets
     ]
 
@@ -200,7 +216,7 @@ def _exported(
     order = label_order(folder.variants[0].labels, first.labels)
     components = {
         manifest.variant.role: EvaluatedFunction(
-            manifest.inputs, _in_order(runners[manifest.variant.role], order)
+            manifest.inputs, runners[manifest.variant.role], order
         )
         for manifest in manifests
     }
@@ -215,16 +231,6 @@ def _exported(
         components,
         ops if has_custom_ops(manifests) else None,
     )
-
-
-def _in_order(run: Runner, order: Sequence[int]) -> Runner:
-    """Return a runner that answers with the classes in this order."""
-    if not order:
-        return run
-    rows = np.asarray(order)
-    return lambda inputs: {
-        name: array[:, rows] if name in BY_CLASS else array for name, array in run(inputs).items()
-    }
 
 
 def _built(checkpoint: Checkpoint, model: Family, name: str) -> EvaluatedModel:

@@ -66,6 +66,23 @@ _NOT_ALWAYS = ("op_laws", "sensitive_rows")
 _COSINE_OF = ("logits", "embedding", "slots")
 
 
+# Limits that every file of finite numbers meets. Only steps of policies have them, whose answers a
+# certificate covers; an answer must still not depend on the other samples of its batch.
+_OF_STEPS = {
+    "relative_error": 1e9,
+    "one_minus_cosine": 2,
+    "score_points": 100,
+    "top1_flips": 1e9,
+    "sensitive_rows": 1,
+}
+
+
+def step_thresholds(precision: str) -> dict[str, float]:
+    """Return the overrides of a variant that is only a step of policies; none for fp32."""
+    row = {} if precision == "fp32" else THRESHOLDS[precision]
+    return {name: limit for name, limit in _OF_STEPS.items() if name in row}
+
+
 def thresholds_of(precision: str, overrides: Mapping[str, float]) -> dict[str, float]:
     """Return the table's row for a precision, with the overrides applied.
 

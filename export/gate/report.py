@@ -49,6 +49,13 @@ class VariantReport:
         return self.parity is not None and self.parity.passed and not self.problems
 
 
+def as_step(precision: str) -> str:
+    """Return the advice for a variant that may do as a step of policies; empty for fp32."""
+    if precision == "fp32":
+        return ""
+    return " If it is only an early step of policies, which certify what it answers: --as-step."
+
+
 @dataclass(frozen=True)
 class GateReport:
     """The gate's result for a folder, one row per file."""

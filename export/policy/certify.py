@@ -7,13 +7,16 @@ learned from other samples.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, count, takewhile
+from operator import gt
 from statistics import NormalDist
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from saccade.core.schema import Count, Range
 from saccade.exporter.policy.answers import LEARN_SHARE, MEASURES, Answers
 from saccade.exporter.policy.bounds import (
     binomial_bound,
@@ -39,6 +42,12 @@ class Chain:
     steps: tuple[int, ...]  # indices into the variants of `Answers`
     measure: str
     thresholds: tuple[float, ...]
+    early: tuple[int, ...] | None = None  # classes of which an answer may stop; None: all
+
+    def above(self, other: "Chain") -> bool:
+        """Return whether it differs in higher thresholds alone."""
+        alike = replace(self, thresholds=other.thresholds) == other
+        return alike and all(map(gt, self.thresholds, other.thresholds))
 
     def ends(self, answers: Answers) -> np.ndarray:
         """Return the step at which each sample ends.
@@ -48,7 +57,10 @@ class Chain:
         confidence = answers.confidence[MEASURES.index(self.measure)]
         ends = np.full(answers.n, len(self.steps) - 1)
         for at in reversed(range(len(self.thresholds))):
-            ends[confidence[self.steps[at]] >= self.thresholds[at]] = at
+            stops = confidence[self.steps[at]] >= self.thresholds[at]
+            if self.early is not None:
+                stops &= np.isin(answers.classes[self.steps[at]], self.early)
+            ends[stops] = at
         return ends
 
     def losses(self, answers: Answers, table: np.ndarray) -> np.ndarray:
@@ -79,8 +91,12 @@ class ChainCandidate:
     loss: float
 
 
-def front(answers: Answers, table: np.ndarray, most_steps: int) -> list[Chain]:
+def front(
+    answers: Answers, table: np.ndarray, most_steps: int, *, to_full: bool = False
+) -> list[Chain]:
     """Return the chains of which no cheaper one loses as little, the most expensive first.
+
+    With `to_full`, only chains that end in the full model.
 
     The first ones are a ladder down to the front: chains that end in the full model, with
     thresholds so high that hardly a sample stops early.
@@ -88,6 +104,8 @@ def front(answers: Answers, table: np.ndarray, most_steps: int) -> list[Chain]:
     """
     found: list[ChainCandidate] = []
     for steps in _orders(answers, most_steps):
+        if to_full and steps[-1] != answers.full:
+            continue
         for measure in MEASURES if len(steps) > 1 else MEASURES[:1]:
             found += _Grid(answers, table, steps, measure).front()
     best = _undominated(found)
@@ -125,7 +143,7 @@ class _Grid:
     def front(self) -> list[ChainCandidate]:
         """The undominated ones of this chain."""
         loss, seconds = self._sums()
-        flat = np.flatnonzero(_is_undominated(seconds.ravel(), loss.ravel()))
+        flat = np.flatnonzero(is_undominated(seconds.ravel(), loss.ravel()))
         return [
             self._candidate(np.unravel_index(at, loss.shape), loss.ravel()[at], seconds.ravel()[at])
             for at in flat
@@ -189,13 +207,18 @@ def _spread(array: np.ndarray, axes: int) -> np.ndarray:
 
 
 def _levels(confidence: np.ndarray) -> np.ndarray:
-    """Thresholds worth trying, rising; at the last one nothing stops."""
-    quantiles = np.quantile(confidence, np.linspace(0, 1, _LEVELS), method="higher")
-    # Above 1, which no confidence reaches.
-    return np.unique(np.append(quantiles, 2.0))
+    """Thresholds worth trying, rising; at the last one nothing stops.
+
+    A sample with a confidence below 0 never stops.
+    """
+    never = [2.0]  # above 1, which no confidence reaches
+    if not len(usable := confidence[confidence >= 0]):
+        return np.array(never)
+    quantiles = np.quantile(usable, np.linspace(0, 1, _LEVELS), method="higher")
+    return np.unique(np.append(quantiles, never))
 
 
-def _is_undominated(seconds: np.ndarray, loss: np.ndarray) -> np.ndarray:
+def is_undominated(seconds: np.ndarray, loss: np.ndarray) -> np.ndarray:
     """True where nothing that costs as little loses less.
 
     Shapes: [n], [n] -> [n] bool.
@@ -210,13 +233,42 @@ def _is_undominated(seconds: np.ndarray, loss: np.ndarray) -> np.ndarray:
 def _undominated(found: Sequence[ChainCandidate]) -> list[ChainCandidate]:
     seconds = np.array([one.seconds for one in found])
     loss = np.array([one.loss for one in found])
-    return [found[at] for at in np.flatnonzero(_is_undominated(seconds, loss))]
+    return [found[at] for at in np.flatnonzero(is_undominated(seconds, loss))]
 
 
 _ROUNDING = 1e-9
 # Chains that are tested one after the other often lose and gain as many samples.
 _p_value = lru_cache(4096)(paired_p_value)
 _bound = lru_cache(4096)(paired_bound)
+_binomial = lru_cache(4096)(binomial_p_value)
+
+
+class Counts(NamedTuple):
+    """How many samples of a group were lost and won; the name is empty if it is all samples."""
+
+    name: str
+    lost: int
+    won: int
+    n: int
+
+
+@dataclass(frozen=True)
+class ClassRisk:
+    """The risk of a chain among the samples of one class.
+
+    Units: as in `Certificate`.
+    """
+
+    name: str
+    samples: Count  # that certify
+    observed: Annotated[float, Range(-1, 1)]
+    bound: Annotated[float, Range(-1, 1)]
+
+    @staticmethod
+    def of(group: Counts, bound: float) -> "ClassRisk":
+        """Return it with the digits that are written."""
+        name, lost, won, n = group
+        return ClassRisk(name, n, round((lost - won) / n, 6), round(bound, 6))
 
 
 @dataclass(frozen=True)
@@ -234,6 +286,7 @@ class Certificate:
     observed: float
     seconds: float
     shares: tuple[float, ...]
+    classes: tuple[ClassRisk, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -247,6 +300,7 @@ class MissingCertificate:
     risk: float
     bound: float
     samples: int | None
+    worst: str = ""  # the class of which these are bound and samples, if each one is certified
 
 
 def least_samples(
@@ -285,22 +339,13 @@ def certify(
     Raises: SaccadeError if labels are needed and missing.
     """
     table = answers.differs if against == "full" else answers.lost
-    test = _Test(confidence, against)
+    test = RiskTest(confidence, against)
     chains = front(answers.learning, table[:, : answers.learn], steps)
-    testing = answers.testing
-    tried = [
-        _TestedChain(
-            chain,
-            chain.losses(testing, table[:, answers.learn :]),
-            chain.seconds(answers.like_traffic),
-        )
-        for chain in chains
-    ]
-    return [_chosen(answers, tried, risk, test) for risk in risks]
+    return [chosen(answers, tested(chains, answers, table), risk, test) for risk in risks]
 
 
 @dataclass(frozen=True)
-class _TestedChain:
+class TestedChain:
     """A candidate with its losses on the testing samples."""
 
     chain: Chain
@@ -308,42 +353,64 @@ class _TestedChain:
     seconds: float
 
 
+def tested(chains: Sequence[Chain], answers: Answers, table: np.ndarray) -> list[TestedChain]:
+    """Return chains with their losses on the testing samples; the table is of all samples."""
+    testing, like_traffic = answers.testing, answers.like_traffic
+    table = table[:, answers.learn :]
+    return [
+        TestedChain(chain, chain.losses(testing, table), chain.seconds(like_traffic))
+        for chain in chains
+    ]
+
+
 @dataclass(frozen=True)
-class _Test:
+class RiskTest:
     """The test that fits the losses: 0 and 1 against the full model; -1, 0, 1 against labels."""
 
     confidence: float
     against: Against
 
+    def groups(self, losses: np.ndarray) -> list[Counts]:
+        """Return the groups of samples in which the risk must be kept: all samples, first."""
+        return [Counts("", int((losses > 0).sum()), int((losses < 0).sum()), len(losses))]
+
     def passes(self, losses: np.ndarray, risk: float) -> bool:
-        """Return whether "the risk is above `risk`" is rejected."""
-        level, (lost, won, n) = 1 - self.confidence, _counts(losses)
+        """Return whether "the risk is above `risk`" is rejected for each group."""
+        return all(self._rejects(group, risk) for group in self.groups(losses))
+
+    def _rejects(self, group: Counts, risk: float) -> bool:
+        level, (_, lost, won, n) = 1 - self.confidence, group
         if self.against == "full":
-            return binomial_p_value(lost, n, risk) <= level
+            return _binomial(lost, n, risk) <= level
         return _p_value(lost, won, n, risk, level) <= level
 
-    def bound(self, losses: np.ndarray) -> float:
+    def bound(self, group: Counts) -> float:
         """Return the upper confidence bound on the mean loss."""
-        lost, won, n = _counts(losses)
+        _, lost, won, n = group
         if self.against == "full":
             return binomial_bound(lost, n, self.confidence)
         return _bound(lost, won, n, self.confidence)
 
-    def near(self, losses: np.ndarray) -> float:
+    def near(self, group: Counts) -> float:
         """Return about what the bound is, which is enough to compare."""
-        error = float(losses.std()) / math.sqrt(len(losses))
-        return float(losses.mean()) + NormalDist().inv_cdf(self.confidence) * error
+        _, lost, won, n = group
+        mean = (lost - won) / n
+        error = math.sqrt(((lost + won) / n - mean**2) / n)
+        return mean + NormalDist().inv_cdf(self.confidence) * error
 
-    def samples_needed(self, losses: np.ndarray, risk: float) -> int | None:
-        """Return how many testing samples would do if the risk is what was observed."""
-        lost, won, n = _counts(losses)
+    def worst(self, losses: np.ndarray) -> Counts:
+        """Return the group that is furthest from passing."""
+        return max(self.groups(losses), key=self.near)
+
+    def samples_needed(self, lost: float, won: float, risk: float) -> int | None:
+        """Return how many testing samples would do if these shares are lost and won."""
         if self.against == "full":
-            return samples_needed(lost / n, risk, self.confidence)
-        return paired_samples_needed(lost / n, won / n, risk, self.confidence)
+            return samples_needed(lost, risk, self.confidence)
+        return paired_samples_needed(lost, won, risk, self.confidence)
 
 
-def _chosen(
-    answers: Answers, tried: Sequence[_TestedChain], risk: float, test: _Test
+def chosen(
+    answers: Answers, tried: Sequence[TestedChain], risk: float, test: RiskTest
 ) -> Certificate | MissingCertificate:
     # A mean of equal times may be less than each of them, by rounding.
     full_seconds = answers.variants[answers.full].seconds * (1 - _ROUNDING)
@@ -352,24 +419,26 @@ def _chosen(
     if cheaper:
         best = min(cheaper, key=lambda one: one.seconds)
         # Bounds are found to a precision; that this risk is rejected is known.
-        return _certified(
-            answers, best.chain, risk, best.losses, min(risk, test.bound(best.losses))
-        )
+        every, *bounds = [min(risk, test.bound(one)) for one in test.groups(best.losses)]
+        certified = _certified(answers, best.chain, risk, best.losses, every)
+        rows = zip(test.groups(best.losses)[1:], bounds, strict=True)
+        return replace(certified, classes=tuple(ClassRisk.of(*row) for row in rows))
     if risk == 0:
         full = Chain((answers.full,), MEASURES[0], ())
         return _certified(answers, full, risk, np.zeros(1), 0.0)
     nearest = min(
         (one for one in tried if one.seconds < full_seconds),
-        key=lambda one: test.near(one.losses),
+        key=lambda one: test.near(test.worst(one.losses)),
         default=tried[-1],
     )
     if test.passes(nearest.losses, risk) and len(passed) < len(tried):
         nearest = tried[len(passed)]  # the one that ended the sequence
-    needed = test.samples_needed(nearest.losses, risk)
+    worst = test.worst(nearest.losses)
+    needed = test.samples_needed(worst.lost / worst.n, worst.won / worst.n, risk)
     least = least_samples(risk, test.confidence, test.against, apart=answers.apart)
     if needed is not None and least is not None:
         needed = max(needed if answers.apart else _in_all(needed), least)
-    return MissingCertificate(risk, test.bound(nearest.losses), needed)
+    return MissingCertificate(risk, test.bound(worst), needed, worst.name)
 
 
 def _certified(
@@ -383,11 +452,6 @@ def _certified(
         seconds=chain.seconds(answers.like_traffic),
         shares=chain.shares(answers.like_traffic),
     )
-
-
-def _counts(losses: np.ndarray) -> tuple[int, int, int]:
-    """Return how many losses are 1, how many are -1, and how many there are."""
-    return int((losses > 0).sum()), int((losses < 0).sum()), len(losses)
 
 
 def _in_all(tested: int) -> int:

@@ -43,6 +43,9 @@ class CalibrateOptions(Options):
     # for segmentations: the smallest adjusted Rand index with the full model's at which an answer
     # counts as the same; default: 0.95
     min_ari: Annotated[float, Range(0, 1, above=True)] | None = None
+    # also certify the risk of each class with enough samples on its own; all answers of the other
+    # classes come from the full model
+    per_class: bool = False
     # largest number of variants that one sample may go through
     steps: Annotated[int, Range(1, MOST_STEPS)] = 3
     name: str = "auto"  # name of the policy; with several risks, the risk is appended

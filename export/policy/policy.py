@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -20,7 +21,8 @@ from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.artefact.manifest_checks import odd_hashes, read_stored
 from saccade.exporter.policy.answers import MEASURES, Answers, CalibratedVariant, agreement_classes
 from saccade.exporter.policy.bounds import binomial_bound
-from saccade.exporter.policy.certify import Certificate, Chain, certify
+from saccade.exporter.policy.certify import Certificate, Chain, ClassRisk, certify
+from saccade.exporter.policy.classes import certify_classes
 from saccade.exporter.policy.options import MOST_STEPS, Against, check_policy_name, name_by_risk
 
 SCHEMA = "saccade.policies"
@@ -47,6 +49,8 @@ class CalibratedStep:
 class Policy:
     """A chain of variants whose risk is certified.
 
+    `early` are the places of the classes with which a step but the last may stop (None: all), and
+    `classes` what was certified of each class on its own, and of the others together.
     Units:  risk, bound and observed are shares of samples, seconds are per sample.
     """
 
@@ -58,6 +62,8 @@ class Policy:
     steps: tuple[CalibratedStep, ...]
     seconds: Positive
     full_seconds: Positive
+    early: tuple[Natural, ...] | None = None
+    classes: tuple[ClassRisk, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ class PolicyFile:
     choose_data: str | None = None
     choose_data_sha256: str | None = None
     choose_split: str | None = None
+    class_names: tuple[str, ...] | None = None  # of all classes, if each one is certified
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object, schema and version included."""
@@ -138,6 +145,8 @@ def policy_of(name: str, certified: Certificate, answers: Answers) -> Policy:
         steps=steps,
         seconds=float(f"{certified.seconds:.9g}"),
         full_seconds=answers.variants[answers.full].seconds,
+        early=chain.early,
+        classes=certified.classes,
     )
 
 
@@ -189,10 +198,19 @@ def read_policies(path: Path) -> PolicyFile:
         PolicyFile,
         SCHEMA,
         VERSION,
-        complete=lambda content: {**_ABSENT, **content},
+        complete=_complete,
         problems=lambda content: _contradictions(content, path.name),
         command=_calibrate(path.parent),
     )
+
+
+def _complete(content: dict[str, Any]) -> dict[str, Any]:
+    """Add the keys that only some files have, or that earlier releases did not write."""
+    known = {"early": None, "classes": []}
+    if isinstance(policies := content.get("policies"), list):
+        policies = [{**known, **one} if isinstance(one, dict) else one for one in policies]
+        content = {**content, "policies": policies}
+    return {**_ABSENT, **content}
 
 
 def policy_files(folder: Path) -> list[Path]:
@@ -372,7 +390,8 @@ def check_certificates(folder: Path, variants: Sequence[VariantFiles]) -> list[C
 
 def _again(content: PolicyFile, path: Path) -> list[CertificateReport]:
     answers = read_answers(content, path)
-    found = certify(
+    search = partial(certify_classes, names=content.class_names) if content.class_names else certify
+    found = search(
         answers,
         content.risks,
         confidence=content.confidence,
@@ -420,6 +439,6 @@ def _difference(found: Policy, expected: Policy) -> str:
     fields.append(("the number of steps", len(found.steps), len(expected.steps)))
     name, value, other = next(field for field in fields if field[1] != field[2])
     return (
-        f"{name} is {value}, but the calibration gives {other}. The file was changed after its "
-        "calibration"
+        f"{name} is {value!s:.200}, but the calibration gives {other!s:.200}. The file was changed "
+        "after its calibration"
     )

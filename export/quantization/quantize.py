@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from saccade.core.errors import GateFailed, SaccadeError
 from saccade.core.machine import cores, return_memory
 from saccade.exporter.artefact.manifest import Parity, TriedRecipe
-from saccade.exporter.gate.report import VariantReport, loosened
+from saccade.exporter.gate.report import VariantReport, as_step, loosened
 from saccade.exporter.graph.canonical import tidy
 from saccade.exporter.quantization.recipes import QuantizationRecipe
 from saccade.exporter.quantization.source import (
@@ -295,7 +295,7 @@ def first_that_passes(
         tried.append(TriedRecipe(recipe, "; ".join(VariantReport.of(name, parity).problems)))
         limit = (
             "If such a difference is acceptable, raise the limit with --threshold, for example "
-            f"--threshold {loosened(parity)} LIMIT."
+            f"--threshold {loosened(parity)} LIMIT.{as_step('int8')}"
         )
     reasons = "; ".join(f"{each.recipe}: {each.outcome}" for each in tried)
     raise GateFailed(

@@ -86,7 +86,10 @@ class RequestChain:
             return np.arange(0)
         decides = self._family.decides
         own = DECIDES[decides](self._policy.measure, arrays[decides], step.temperature)
-        unsure = np.flatnonzero(~(own >= step.threshold))
+        sure = own >= step.threshold
+        if self._policy.early is not None:
+            sure &= np.isin(arrays[decides].argmax(-1), self._policy.early)
+        unsure = np.flatnonzero(~sure)
         if len(unsure):
             self.open = self.open[unsure]
             self.at += 1

@@ -126,8 +126,8 @@ def best(routes: Routes, parameter: str, value: float) -> Route:
     Raises: RequestRefused if no variant was measured, or none fits.
     """
     rule = RULES[parameter]
-    fitting = [route for route in routes.variants if rule.fits(route, value)]
-    if not fitting and all(getattr(route, rule.figure) is None for route in routes.variants):
+    fitting = [route for route in routes.answering if rule.fits(route, value)]
+    if not fitting and all(getattr(route, rule.figure) is None for route in routes.answering):
         raise RequestRefused(
             f"{parameter} needs measured {rule.measured}, and this repository has none. "
             f"{HOW_TO_MEASURE}, or choose by budget"
@@ -144,7 +144,7 @@ def best(routes: Routes, parameter: str, value: float) -> Route:
 
 def by_budget_name(routes: Routes, name: Any) -> Route | None:
     """Return the variant of the budget with this name, the faster one of two, or None."""
-    fitting = [route for route in routes.variants if route.setting == name]
+    fitting = [route for route in routes.answering if route.setting == name]
     return max(fitting, key=lambda route: route.quickness, default=None)
 
 
@@ -202,7 +202,7 @@ def table(routes: Routes) -> str:
         + (f", score {route.score:.4f}" if route.score is not None else "")
         + (f" (at least {route.lower_bound:.4f})" if route.lower_bound is not None else "")
         + (f", p95 {route.p95_ms:.2f} ms" if route.p95_ms is not None else "")
-        for route in routes.variants
+        for route in routes.answering
     ]
     return " Variants:\n" + "\n".join(rows)
 
@@ -393,7 +393,7 @@ def by_quality(routes: Routes) -> tuple[Candidate, ...]:
     first = best(routes, "budget", 1.0)
     floor = routes.adaptive.floor_budget if routes.adaptive else None
     smaller: list[Route] = []
-    for route in sorted(routes.variants, key=lambda one: (-compared(one.budget), -one.quickness)):
+    for route in sorted(routes.answering, key=lambda one: (-compared(one.budget), -one.quickness)):
         below = compared(route.budget) < compared((smaller or [first])[-1].budget)
         if below and (floor is None or compared(route.budget) >= compared(floor)):
             smaller.append(route)

@@ -67,6 +67,7 @@ class Route(NamedTuple):
     classes: str | None  # file next to routes.json with one vector per label
     as_fast: tuple[str, ...] = ()  # variants whose measured speed is not significantly different
     preprocessing: dict[str, Any] | None = None  # of its images; None: that of the router
+    step_only: bool = False  # only policies use it
     order: tuple[int, ...] = ()  # index of each label among the variant's own; empty: the same
 
     @property
@@ -89,6 +90,7 @@ class StepRoute:
 class PolicyRoute:
     """A chain of variants that `saccade calibrate` certified.
 
+    `early` are the classes with which a step but the last may stop; None: all.
     Units: risk and bound are shares of samples, seconds are per sample.
     """
 
@@ -102,6 +104,7 @@ class PolicyRoute:
     full: str  # the variant with which the chain was compared
     seconds: float
     steps: tuple[StepRoute, ...]
+    early: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,11 @@ class Routes(NamedTuple):
     monitor: MonitorRules = MonitorRules(0.0, {})
     # Policies that the monitor has withdrawn since, by name, with the reason; the router adds them.
     withdrawn: dict[str, str] = {}  # noqa: RUF012
+
+    @property
+    def answering(self) -> tuple[Route, ...]:
+        """The variants that a request may choose."""
+        return tuple(route for route in self.variants if not route.step_only)
 
     def named(self, name: str) -> Route:
         """Return the variant of this name; `saccade preflight` checks that there is one."""

@@ -3,6 +3,7 @@
 
 A benchmark starts one server per precision, because a router never chooses the slower of two
 variants of one budget. Policies, whose chains may have several precisions, then have another one.
+Variants of a group differ in budget, so one server has all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,6 +108,8 @@ def streams(url: str, works: Sequence[Work], concurrency: Sequence[int]) -> dict
         if work.model is not None:
             direct = tuple(map(work.direct, rows))
             streams |= streams_of(work.key, work.title, work.model, direct, concurrency, _DIRECT)
+        if work.step_only:
+            continue
         # Of two precisions of a budget, the router uses the faster: only that one is measured.
         if chosen_variant(url, work.routed(0, "variant")) == work.variant:
             routed, title = tuple(map(work.routed, rows)), f"{work.title}, routed"
@@ -133,7 +136,8 @@ def policy_streams(
 
     Raises: ServerFailed if a policy does not answer as expected.
     """
-    inputs = policies.works[0].inputs  # of every policy
+    first = policies.works[0]  # every policy has the same inputs
+    inputs = first.inputs if first.sent is None else first.sent
     work = replace(full, inputs={name: rows[:POLICY_REQUESTS] for name, rows in inputs.items()})
     for policy in policies.works:
         _check_policy(url, policy, work, precision)
@@ -160,7 +164,8 @@ def _check_policy(url: str, policy: PolicyWork, work: Work, precision: Mapping[s
             f"{policy.title} at {url} is answered by {by!r:.80}, expected one of "
             f"{', '.join(policy.variants)}."
         )
-    expected = {policy.decides: policy.runs[policy.variants.index(by)](work.row(0))}
+    runs = policy.runs if policy.served is None else policy.served
+    expected = {policy.decides: runs[policy.variants.index(by)](work.row(0))}
     check_answers(url, policy.title, message, expected, precision[by])
 
 
@@ -256,7 +261,9 @@ def through_servers(
     precision = {entry.variant: entry.precision for entry in entries}
     variants, policies = workload.folder.variants, workload.served
     parts = by_precision(variants, entries)
-    if policies.works and len(parts) > 1:
+    if variants[0].in_group:  # no two variants have one budget
+        parts = {_ALL: (list(variants), list(entries))}
+    elif policies.works and len(parts) > 1:
         parts[_ALL] = list(variants), list(entries)
     *_, last = parts  # the only precision, or all
     windows = Windows()
@@ -272,7 +279,8 @@ def through_servers(
                 )
             )
         for name, server in running.items():
-            works = [work for work in workload.all_works if precision[work.variant] == name]
+            alone = len(running) == 1
+            works = [one for one in workload.all_works if alone or precision[one.variant] == name]
             streams_by[name] = streams(server.url, works, options.concurrency)
         if policies.works:
             full, *_ = workload.works[policies.works[0].content.full]

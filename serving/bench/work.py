@@ -43,6 +43,7 @@ class Work:
     router: str
     encoded: tuple[str, ...] = ()  # inputs that the router takes as image files
     filled: tuple[str, ...] = ()  # inputs that the router fills in itself
+    step_only: bool = False  # the router uses it in policies only
     varied: bool = False  # one batch is measured as well as another: all rows cost the same
 
     @property
@@ -104,6 +105,7 @@ def works_of(
             router=entry.model,
             encoded=encoded(variant.components[role]),
             filled=filled(variant.components[role]),
+            step_only=variant.main.step_only,
         )
         for role in roles
     ]

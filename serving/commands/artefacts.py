@@ -43,7 +43,7 @@ def export(checkpoint: Checkpoint, options: ExportOptions) -> Result:
 
 def group(
     members: Annotated[
-        Positional[tuple[str, ...]],
+        Positional[tuple[Path, ...]],
         arg(help="artefact folders, or word=folder to name their variants", help_behavior_hint=""),
     ],
     options: GroupOptions,

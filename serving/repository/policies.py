@@ -194,6 +194,8 @@ def _chain_faults(policy: PolicyRoute, hashes: Mapping[str, str]) -> Iterator[st
     chain = [step.variant for step in policy.steps]
     if last is not None or None in early or len(set(chain)) < len(chain) or len(chain) > MOST_STEPS:
         yield "is not a chain: expected different variants, each but the last with a threshold."
+    if policy.early is not None and chain[-1:] != [policy.full]:
+        yield f"stops with some classes only, but does not end in the full model, {policy.full}."
 
 
 def _needed(policy: PolicyRoute) -> set[str]:
@@ -217,6 +219,10 @@ def _is_followable(
         reason = f"was calibrated with {file.runtime}, and the repository runs {runtime}"
     elif left_out := sorted(needed - {variant.name for variant in variants}):
         reason = f"needs {left_out[0]}, which the repository leaves out"
+    elif not labelled and file.class_names not in (None, variants[0].labels or file.class_names):
+        reason = (
+            f"was calibrated with --per-class and the order of labels of {file.variants[0].variant}"
+        )
     elif not (decides or labelled):
         reason = "needs logits, which a router has only with --labels"
     if reason:
@@ -239,6 +245,7 @@ def served_policy(content: PolicyFile, policy: Policy) -> PolicyRoute:
             StepRoute(step.variant, step.sha256, step.threshold, step.temperature)
             for step in policy.steps
         ),
+        early=policy.early,
     )
 
 
@@ -266,6 +273,8 @@ def labels_problem(content: PolicyFile, path: Path, labelling: Labelling) -> str
                 f"was calibrated with {kind} of SHA-256 {expected[:12]}..., found "
                 f"{found[:12]}... ({len(texts)}: {', '.join(texts):.60})"
             )
+    if content.class_names not in (None, labels):
+        return "was calibrated with --per-class and the labels in another order"
     classes = int(read_answers(content, path).classes.max()) + 1
     if classes > len(labels):
         return f"was calibrated with {classes} labels or more, found {len(labels)}"

@@ -234,8 +234,8 @@ def route_fields(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
 
 
 def _own_form(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
-    """Return what differs from the first variant: the preprocessing, and the order of labels."""
-    form: dict[str, Any] = {}
+    """Return what may differ between variants: use, form of images, order of labels."""
+    form: dict[str, Any] = {"step_only": True} if variant.main.step_only else {}
     if (images := plan.images(variant)) is not None and images != plan.preprocessing:
         form["preprocessing"] = images.to_dict()
     if not plan.classes and (order := label_order(plan.labels, variant.labels)):

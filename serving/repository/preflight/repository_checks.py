@@ -217,7 +217,7 @@ def check_routes(repository: Repository, target: Target) -> Iterator[str]:
     yield from (f"routes.json: {reason}" for reason in policy_faults(policies_of(content), hashes))
     variants = variants_of(repository)
     budgets = [float(variant.main.variant.budget) for variant in variants]
-    in_group = variants[0].main.member is not None
+    in_group = variants[0].in_group
     if (adaptive := adaptive_of(content)) is not None:
         routed = [float(route["budget"]) for route in content["variants"]] if in_group else budgets
         reasons = adaptive_faults(adaptive, policies_of(content), routed)

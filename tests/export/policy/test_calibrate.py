@@ -22,8 +22,9 @@ from saccade.core.files import json_bytes
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.evaluation import classification
-from saccade.exporter.evaluation.calibrate import calibrate
+from saccade.exporter.evaluation.calibrate import calibrate, rendered
 from saccade.exporter.policy.certify import MissingCertificate
+from saccade.exporter.policy.classes import OTHERS
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.policy.policy import check_certificates, read_policies
 from saccade.models.data.datasets import load_data
@@ -186,6 +187,52 @@ def test_a_sample_that_chose_cannot_certify(folder, images, tmp_path, words, fou
     assert cli.run(["calibrate", str(folder), "--data", str(images), *words]) == 2
     assert found in capsys.readouterr().err
     assert not list(folder.glob("*.policy.*"))
+
+
+def test_each_class_is_certified_too(folder, labelled, capsys):
+    words = ["--data", str(labelled), "--split", "all", "--risk", "0.3,0.4", "--per-class"]
+    assert cli.run(["calibrate", str(folder), *words, "--confidence", "0.9"]) == 0
+    said = capsys.readouterr().out
+    content = read_policies(folder / "auto.policy.json")
+    assert content.class_names == LABELS
+    for policy in content.policies:
+        names = [one.name for one in policy.classes]
+        assert names and set(names) <= {*LABELS, OTHERS} and policy.steps[-1].variant == FULL
+        assert all(one.observed <= one.bound <= policy.risk for one in policy.classes)
+        assert {LABELS[at] for at in policy.early} <= set(names)
+        own = len(names) - (OTHERS in names)
+        assert f"{policy.name}: {own} of 3 classes lose at most {100 * policy.risk:g} %" in said
+        assert re.search(rf"{names[0]} +{policy.classes[0].samples}", said)
+    assert said.count("all samples") == 2
+    assert check_certificates(folder, ArtefactFolder(folder).variants)[0].passed
+    for change, reason in (
+        (lambda c: c["policies"][0].update(early=[0, 1, 2, 3]), "early is .* but the calibration"),
+        (lambda c: c["policies"][1]["classes"][0].update(bound=0.1), "classes is .* but the cal"),
+        (lambda c: c.update(class_names=["a", "b", "c"]), "class_names is .* but the calibration"),
+        (lambda c: c.pop("class_names"), "class_names is None, but the calibration"),
+    ):
+        before = (folder / "auto.policy.json").read_bytes()
+        edited(folder / "auto.policy.json", change)
+        reports = check_certificates(folder, ArtefactFolder(folder).variants)
+        assert any(re.search(reason, one.problem or "", re.S) for one in reports), reports
+        (folder / "auto.policy.json").write_bytes(before)
+
+
+def test_the_other_classes_are_named(folder, labelled):
+    """What is promised of classes with too few samples, and how many a class would need."""
+    done = calibrate(
+        folder,
+        options(labelled, split="all", risk=(0.3,), per_class=True, confidence=0.9),
+        progress=None,
+    )
+    (policy,) = done.policies
+    few = replace(done.content, class_names=(*LABELS, "owl"))
+    text = "\n".join(map(str, rendered(few, ()).renderables))
+    assert "The other 2 have fewer than" in text and "without a limit" in text
+    together = replace(policy.classes[0], name=OTHERS)
+    few = replace(few, policies=(replace(policy, classes=(*policy.classes, together)),))
+    text = "\n".join(map(str, rendered(few, ()).renderables))
+    assert "at most 30 % of them together" in text
 
 
 def test_what_is_not_certified_is_not_written(folder, images):

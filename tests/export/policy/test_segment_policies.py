@@ -75,6 +75,11 @@ def test_a_policy_of_rounds_is_written_and_certified_again(made):
     assert checked(made).passed
 
 
+def test_segmentations_have_no_classes(folder):
+    with pytest.raises(SaccadeError, match=r"--per-class: certifies each class, but .* does not"):
+        calibrated_slots(folder, per_class=True)
+
+
 def test_other_scenes_may_choose(folder, tmp_path, monkeypatch):
     seeds, plain = [], segmentation.initial_states
 

@@ -236,6 +236,25 @@ def test_images_without_labels_calibrate_a_zero_shot_model_if_its_classes_are_na
         evaluate(folder, EvaluateOptions(asked.data, labels=asked.labels), progress=None)
 
 
+def test_classes_are_certified_in_the_order_of_their_labels(labelled, tmp_path, out, capsys):
+    folder = shutil.copytree(labelled, tmp_path / "sparo")
+    measured(
+        folder, {one.name: 100.0 * at for at, one in enumerate(ArtefactFolder(folder).variants, 1)}
+    )
+    asked = CalibrateOptions(
+        data=str(folder / "data.npz"), split="all", risk=(0.9,), per_class=True,
+        templates=folder / "templates.txt",
+    )  # fmt: skip
+    content = calibrate(folder, asked, progress=None).content
+    assert content.class_names == WORDS
+    template = "a photo of {}"
+    with_labels(folder, out, WORDS, template)
+    model = ArtefactFolder(folder).model
+    assert routes_of(out, model)["policies"][0]["early"] == list(content.policies[0].early)
+    with pytest.raises(SaccadeError, match="with --per-class and the labels in another order"):
+        with_labels(folder, out, WORDS[::-1], template)
+
+
 def in_step(at: int, **values: Any) -> Callable[[Any], None]:
     return lambda routes: routes["policies"][0]["steps"][at].update(values)
 
@@ -257,6 +276,10 @@ CHANGED: dict[str, tuple[Callable[[Any], None], str]] = {
     "risk": (in_policy(risk=1.0), "risk is 1, expected"),
     "more": (in_policy(mood="good"), "unknown keys: mood"),
     "no list": (lambda routes: routes.update(policies="auto"), "found 'auto', expected a list"),
+    "some classes": (
+        lambda routes: routes["policies"][0].update(full=HALF, early=[0]),
+        f"stops with some classes only, but does not end in the full model, {HALF}",
+    ),
     "same name": (lambda routes: routes["policies"].append(routes["policies"][0]), "2 policies"),
     "none": (lambda routes: routes.update(policies=[]), "policies is \\[\\]"),
 }

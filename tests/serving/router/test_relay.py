@@ -39,7 +39,7 @@ def route(at, name):
     return variant_route(name, sha256=sha_of(name), **known)
 
 
-def policy(name, risk, seconds, chain=CHAIN, thresholds=THRESHOLDS, measure="top1"):
+def policy(name, risk, seconds, chain=CHAIN, thresholds=THRESHOLDS, measure="top1", **more):
     columns = chain, (*thresholds, None), TEMPERATURES
     steps = [
         {"variant": variant, "sha256": sha_of(variant), "threshold": threshold, "temperature": warm}
@@ -47,7 +47,7 @@ def policy(name, risk, seconds, chain=CHAIN, thresholds=THRESHOLDS, measure="top
     ]
     return {
         "name": name, "against": "full", "confidence": 0.95, "risk": risk, "bound": risk,
-        "measure": measure, "full": FULL, "seconds": seconds, "steps": steps,
+        "measure": measure, "full": FULL, "seconds": seconds, "steps": steps, **more,
     }  # fmt: skip
 
 
@@ -59,6 +59,7 @@ POLICIES = [
     policy("always", 0.5, 0.2, (SMALL, FULL), (0.0,)),
     policy("sure", 0.0, 0.7, (SMALL, FULL), (0.999,)),
     policy("late", 0.03, 0.8, thresholds=(2.0, THRESHOLDS[1])),
+    policy("some", 0.04, 0.9, early=[0, 2]),
 ]
 
 
@@ -152,11 +153,12 @@ def offline(name, shades=SHADES):
     variants = tuple(CalibratedVariant(variant, "", 1.0, 1.0) for variant in chain)
     answers = Answers(variants, count - 1, 0, logits.argmax(-1), np.array(measured), None)
     thresholds = tuple(step["threshold"] for step in found["steps"][:-1])
-    ends = Chain(tuple(range(count)), found["measure"], thresholds).ends(answers)
+    early = found.get("early")
+    ends = Chain(tuple(range(count)), found["measure"], thresholds, early).ends(answers)
     return ends, logits[ends, np.arange(len(shades))], [chain[end] for end in ends]
 
 
-@pytest.mark.parametrize("name", ["auto", "night", "odd", "never", "late"])
+@pytest.mark.parametrize("name", ["auto", "night", "odd", "never", "late", "some"])
 def test_each_row_is_answered_as_by_the_chain_offline(router, name):
     request = Request(policy=name)
     execute(router, [request])
@@ -174,6 +176,16 @@ def test_each_row_is_answered_as_by_the_chain_offline(router, name):
     assert router.calls == [
         (variant, int((ends >= at).sum())) for at, variant in enumerate(steps)
     ]  # fmt: skip
+
+
+def test_a_step_stops_only_with_classes_that_were_certified(router):
+    request = Request(policy="some")
+    execute(router, [request])
+    answer = request.answer()
+    given, steps = answer["logits"].argmax(-1), answer["steps"][:, 0]
+    assert set(given[steps < 3]) == {0, 2} and {1, 3} <= set(given[steps == 3])
+    sure, _, _ = offline("auto")
+    assert (sure + 1 < steps).any(), "sure, but of another class"
 
 
 @pytest.mark.parametrize("name", ["auto", "late"])

@@ -31,8 +31,8 @@ def change_routes(repository: Path, change: Callable[[Any], object]) -> None:
     rehash(repository)
 
 
-def reasons(repository: Path, *checks: str) -> list[str]:
-    """Return what these checks of preflight find wrong with the router."""
+def reasons(repository: Path, *checks: str, model: str = MODEL) -> list[str]:
+    """Return what these checks of preflight find wrong with a router, by its name."""
     made = steps(open_repository(repository), Target(bundled=False))
-    runs = [run for name, model, run in made if model == MODEL and name in checks]
+    runs = [run for name, one, run in made if one == model and name in checks]
     return [reason for run in runs for reason in run().reasons]
