@@ -383,8 +383,9 @@ def monitor_of(routes: Mapping[str, Any]) -> MonitorRules | None:
 
 def monitor_faults(monitor: MonitorRules, policies: Sequence[PolicyRoute]) -> Iterator[str]:
     """Yield what is wrong with a monitor of these policies, one sentence each."""
-    for part in (monitor, *monitor.limits.values()):
-        yield from _numbers_outside(part)
+    yield from _numbers_outside(monitor)
+    for limit in monitor.limits.values():
+        yield from _numbers_outside(limit)
     if monitor.limits.keys() != (names := {policy.name for policy in policies}):
         yield f"expected the limits of {', '.join(sorted(names)) or 'no policy'}. {_AGAIN}"
 
