@@ -3,7 +3,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.artefact.variant import PRECISIONS
 from saccade.exporter.evaluation.calibration_samples import AnsweredSamples, Variants, answered
 from saccade.exporter.evaluation.decisions import Decisions, Segments
+from saccade.exporter.evaluation.embedding_samples import TASK, embedding_task
 from saccade.exporter.evaluation.evaluated_model import (
     subjects_of_folder,
     trained_on,
@@ -24,10 +25,12 @@ from saccade.exporter.evaluation.tasks import tasks_of
 from saccade.exporter.policy.answers import Answers
 from saccade.exporter.policy.certify import Certificate, MissingCertificate, certify
 from saccade.exporter.policy.classes import OTHERS, certify_classes, class_samples
+from saccade.exporter.policy.maps import SpaceMap
 from saccade.exporter.policy.options import MIN_ARI, CalibrateOptions
 from saccade.exporter.policy.policy import (
     Policy,
     PolicyFile,
+    check_kind,
     policy_of,
     texts_sha256,
     with_answers,
@@ -49,6 +52,7 @@ class Calibration:
     path: Path | None  # None: nothing was certified, so nothing was written
     content: PolicyFile | None
     refused: tuple[MissingCertificate, ...]
+    maps: tuple[SpaceMap, ...] = ()  # of embeddings
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -61,6 +65,7 @@ class Calibration:
             "path": None if self.path is None else str(self.path),
             "calibration": None if self.content is None else self.content.to_dict(),
             "refused": [vars(one) for one in self.refused],
+            **({"maps": [asdict(one) for one in self.maps]} if self.maps else {}),
         }
 
     @property
@@ -70,7 +75,7 @@ class Calibration:
 
     def to_text(self) -> Any:
         """A row per policy, for a terminal."""
-        return rendered(self.content, self.refused)
+        return rendered(self.content, self.refused, self.maps)
 
 
 def calibrate(
@@ -89,8 +94,13 @@ def calibrate(
         data does not certify is in `refused`.
     """
     folder = ArtefactFolder.open(folder)
-    task, how = _task(folder)
+    if options.embedding:
+        task, how = TASK, embedding_task(folder)
+        _check_choice(folder)
+    else:
+        task, how = _task(folder)
     _check_comparison(folder, how, options)
+    check_kind(folder.path, options.name, embeds=options.embedding)
     require("scipy.stats", extra="bench")
     measured = _measured(folder, options)
     full = _full(folder, measured, options)
@@ -112,15 +122,16 @@ def calibrate(
         steps=options.steps,
     )
     refused = tuple(one for one in certified if isinstance(one, MissingCertificate))
+    maps = () if asked.neighborhood is None else asked.neighborhood.maps
     passed = [one for one in certified if isinstance(one, Certificate)]
     if not passed:
-        return Calibration(None, None, refused)
+        return Calibration(None, None, refused, maps)
     content = _content(folder, options, task, asked, measured[full], passed)
     content = replace(content, class_names=names)
     content, arrays = with_answers(content, asked.answers)
     folder.check_files()
     path = write_policies(folder.path, content, arrays)
-    return Calibration(path, content, refused)
+    return Calibration(path, content, refused, maps)
 
 
 def _content(
@@ -154,6 +165,7 @@ def _content(
         policies=tuple(policy_of(options.policy_name(one.risk), one, answers) for one in passed),
         **_comparison(data, answers, options),
         **_choice(asked.chose, options),
+        **(vars(asked.neighborhood) if asked.neighborhood else {}),
     )
 
 
@@ -318,12 +330,17 @@ def _full(
     return full.name
 
 
-def rendered(content: PolicyFile | None, refused: Sequence[MissingCertificate]) -> "Group":
-    """Return a row per policy, then what was not certified and why."""
+def rendered(
+    content: PolicyFile | None,
+    refused: Sequence[MissingCertificate],
+    maps: Sequence[SpaceMap] = (),
+) -> "Group":
+    """Return a row per map and per policy, then what was not certified and why."""
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[object] = [] if content is None else [_table(content)]
+    parts: list[object] = [Text(str(one), "" if one.used else "red") for one in maps]
+    parts += [] if content is None else [_table(content)]
     if content is not None and content.class_names is not None:
         for policy in content.policies:
             parts += _classes(content, policy) if policy.classes else []
@@ -340,6 +357,8 @@ def _table(content: PolicyFile) -> object:
         loss = "loss of accuracy against the full model"
     elif content.min_ari is not None:
         loss = f"segmentations with an ARI below {content.min_ari:g} to the full model's"
+    elif content.embeds:
+        loss = f"nearest neighbors, in {content.vectors:,} vectors, other than the full model's"
     tested = content.samples - content.learn
     samples = f"{tested:,} of {content.samples:,} samples of {content.data}"
     if content.choose_data is not None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the variants of a calibration answer: on the data that certifies, and on what chooses."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,11 @@ from saccade.core.progress import progress_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.evaluation.decisions import Decide, Deciders, Decisions, Segment, Segments
+from saccade.exporter.evaluation.embedding_samples import (
+    FIT_SHARE,
+    Neighborhood,
+    neighbor_answers,
+)
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.exporter.policy.answers import (
@@ -39,6 +45,7 @@ class AnsweredSamples:
     answers: Answers
     data: Decisions | Segments
     chose: Decisions | Segments | None
+    neighborhood: Neighborhood | None = None  # of embeddings
 
 
 @dataclass(frozen=True)
@@ -98,10 +105,17 @@ def _classified(
         VariantAnswers(*variants.source(model), decided.logits)
         for model, decided in zip(variants.models, joined, strict=True)
     ]
+    chose = found[0][0] if apart else None
+    if options.embedding:
+        fitted = chose or data
+        source = fitted.data, fitted.data_sha256
+        own = {"full": variants.full, "apart": apart}
+        answers, neighborhood = neighbor_answers(compared, source, options, **own)
+        return AnsweredSamples(answers, data, chose, neighborhood)
     answers = answers_of(
         compared, joined[0].labels, full=variants.full, seed=options.seed, apart=apart
     )
-    return AnsweredSamples(answers, data, found[0][0] if apart else None)
+    return AnsweredSamples(answers, data, chose)
 
 
 def _segmented(
@@ -253,7 +267,10 @@ def _check_samples(data: str, found: int, options: CalibrateOptions) -> None:
             f"--risk {smallest:g}: more than {MOST_SAMPLES:,} samples would be needed to certify "
             "it. Pass a larger risk, or 0 for the full model."
         )
-    if found < (needed := max(needed, least)):
+    needed = max(needed, least)
+    if options.embedding and not apart:
+        needed = math.ceil(needed / (1 - FIT_SHARE))
+    if found < needed:
         other = "" if apart else ", let other data choose the chains (--choose-data)"
         limited = found == options.limit
         raise SaccadeError(

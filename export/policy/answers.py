@@ -2,8 +2,8 @@
 """What every variant answered on the calibration samples, and how sure it was."""
 
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -20,6 +20,7 @@ MEASURES: tuple[str, ...] = tuple(_ROUTER.MEASURES)
 DECIDES: tuple[str, ...] = tuple(_ROUTER.DECIDES)  # outputs from which a policy can decide
 mask_confidence = _ROUTER.mask_confidence
 LEARN_SHARE = 0.4  # of the samples choose; the rest certify
+SPACES = "spaces."  # prefix of the names of arrays of the router's spaces
 _TEMPERATURES = (0.05, 20.0)
 
 
@@ -37,7 +38,7 @@ class CalibratedVariant:
 class VariantAnswers:
     """One variant on all samples.
 
-    Shapes: logits [n classes].
+    Shapes: logits [n classes]; classes int32 [n], the answers; None: of the largest logits.
     Units:  seconds per sample, measured by `saccade bench`.
     """
 
@@ -45,6 +46,7 @@ class VariantAnswers:
     sha256: str
     seconds: float
     logits: np.ndarray
+    classes: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Answers:
     The first `learn` samples choose chains and thresholds, the others certify them. If all are from
     the same data, they are in a random order, which does not depend on what is in them.
     Of segmentations, `agreement` is the adjusted Rand index with the full model's, and `classes`
-    are 0 if that is enough to count as the same answer, else 1.
+    are 0 if that is enough to count as the same answer, else 1. Of embeddings, `classes` are the
+    places of the nearest neighbors in an index, and `spaces` the arrays of the router's spaces.
     Shapes: classes [v n] int32, confidence [measures v n] float64, labels [n] int32 or None,
             agreement [v n] float64 or None.
     """
@@ -82,6 +85,7 @@ class Answers:
     labels: np.ndarray | None
     agreement: np.ndarray | None = None
     apart: bool = False  # whether those that choose are other data, maybe not like the traffic
+    spaces: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -149,6 +153,7 @@ class Answers:
             arrays = {"agreement": self.agreement, "confidence": self.confidence}
         if self.labels is not None:
             arrays["labels"] = self.labels
+        arrays |= {f"{SPACES}{name}": array for name, array in self.spaces.items()}
         arrays["facts"] = np.frombuffer(facts, np.uint8)
         file = io.BytesIO()
         np.savez_compressed(file, **arrays)
@@ -179,15 +184,12 @@ def answers_of(
     at = [variant.name for variant in ordered].index(full)
     logits = [variant.logits[order].astype(np.float64) for variant in ordered]
     for variant, values in zip(ordered, logits, strict=True):
-        if not np.isfinite(values).all():
-            raise SaccadeError(
-                f"{variant.name}: answers some samples with NaN or infinity. Run `saccade verify` "
-                "on the folder, and leave the variant out of the export."
-            )
-    classes = np.stack([values.argmax(-1) for values in logits]).astype(np.int32)
+        check_finite(variant.name, values)
+    likely = np.stack([values.argmax(-1) for values in logits]).astype(np.int32)
+    given = [variant.classes[order] for variant in ordered if variant.classes is not None]
     truths = None if labels is None else labels[order].astype(np.int32)
     # A class that no variant has, -1, tells nothing about their temperatures.
-    targets = (classes[at] if truths is None else np.where(truths < 0, classes[at], truths))[:learn]
+    targets = (likely[at] if truths is None else np.where(truths < 0, likely[at], truths))[:learn]
     temperatures = [_temperature(values[:learn], targets) for values in logits]
     confidence = np.stack(
         [
@@ -204,11 +206,23 @@ def answers_of(
         variants=_calibrated(ordered, temperatures),
         full=at,
         learn=learn,
-        classes=classes,
+        classes=np.stack(given) if given else likely,
         confidence=confidence,
         labels=truths,
         apart=apart > 0,
     )
+
+
+def check_finite(name: str, values: np.ndarray) -> None:
+    """Check that a variant's answers are numbers.
+
+    Raises: SaccadeError otherwise.
+    """
+    if not np.isfinite(values).all():
+        raise SaccadeError(
+            f"{name}: answers some samples with NaN or infinity. Run `saccade verify` on the "
+            "folder, and leave the variant out of the export."
+        )
 
 
 def segment_answers_of(

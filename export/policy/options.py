@@ -43,6 +43,14 @@ class CalibrateOptions(Options):
     # for segmentations: the smallest adjusted Rand index with the full model's at which an answer
     # counts as the same; default: 0.95
     min_ari: Annotated[float, Range(0, 1, above=True)] | None = None
+    # certify embeddings: an answer is lost if the nearest neighbor in an index is not that of the
+    # full model's embedding. Half of the images fit linear maps between the variants' spaces
+    embedding: bool = False
+    # with --embedding: your own vectors of the full model as the index, .npy, .npz or .parquet;
+    # default: the embeddings of the images that fit the maps
+    against_index: Path | None = None
+    # with --embedding: a map is used if it finds this share of the nearest neighbors
+    min_recall: Annotated[float, Range(0, 1)] = 0.5
     # also certify the risk of each class with enough samples on its own; all answers of the other
     # classes come from the full model
     per_class: bool = False
@@ -60,6 +68,16 @@ class CalibrateOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_policy_name(self.name)
+        if self.against_index and not self.embedding:
+            raise SaccadeError(
+                "--against-index: is about embeddings. Pass --embedding, or drop it."
+            )
+        if self.embedding and (self.against == "labels" or self.per_class):
+            raise SaccadeError(
+                f"--{'per-class' if self.per_class else 'against labels'}: embeddings have no "
+                "classes. With --embedding, an answer is lost if its nearest neighbor is not the "
+                "full model's. Drop one of the two."
+            )
         names = {check_policy_name(self.policy_name(risk)) for risk in self.risk}
         if not self.risk or len(names) < len(self.risk):
             found = ",".join(map(str, self.risk)) or "empty"

@@ -19,10 +19,17 @@ from saccade.core.json_text import parse_json
 from saccade.core.schema import Count, Natural, Positive, Probability, Range, Share
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.artefact.manifest_checks import odd_hashes, read_stored
-from saccade.exporter.policy.answers import MEASURES, Answers, CalibratedVariant, agreement_classes
+from saccade.exporter.policy.answers import (
+    MEASURES,
+    SPACES,
+    Answers,
+    CalibratedVariant,
+    agreement_classes,
+)
 from saccade.exporter.policy.bounds import binomial_bound
 from saccade.exporter.policy.certify import Certificate, Chain, ClassRisk, certify
 from saccade.exporter.policy.classes import certify_classes
+from saccade.exporter.policy.maps import ROUTER, SpaceMap
 from saccade.exporter.policy.options import MOST_STEPS, Against, check_policy_name, name_by_risk
 
 SCHEMA = "saccade.policies"
@@ -96,6 +103,11 @@ class PolicyFile:
     choose_data: str | None = None
     choose_data_sha256: str | None = None
     choose_split: str | None = None
+    # of embeddings: the index of vectors and their number, and maps between spaces
+    index: str | None = None
+    index_sha256: str | None = None
+    vectors: Count | None = None
+    maps: tuple[SpaceMap, ...] | None = None
     class_names: tuple[str, ...] | None = None  # of all classes, if each one is certified
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,6 +121,11 @@ class PolicyFile:
         """The fields that cannot be computed from the answers, beside which they are repeated."""
         computed = ("schema", "version", "answers_sha256", "policies")
         return {key: value for key, value in self.to_dict().items() if key not in computed}
+
+    @property
+    def embeds(self) -> bool:
+        """True if the policies are for embeddings, False if for classes or segmentations."""
+        return self.maps is not None
 
     @property
     def answers_name(self) -> str:
@@ -181,6 +198,19 @@ def texts_sha256(texts: Iterable[str]) -> str:
 def calibrate_again(folder: Path) -> str:
     """Return what to do about a policy that cannot be used."""
     return f"Calibrate again with: {_calibrate(folder)}"
+
+
+def check_kind(folder: Path, name: str, *, embeds: bool) -> None:
+    """Check that no policies of another kind have this name, which would be replaced.
+
+    Raises: SaccadeError otherwise.
+    """
+    path = folder / f"{name}{SUFFIX}"
+    if path.exists() and read_policies(path).embeds != embeds:
+        raise SaccadeError(
+            f"{path}: has policies for {'classes' if embeds else 'embeddings'}, which would be "
+            "replaced. Pass another --name, or delete the file."
+        )
 
 
 def _calibrate(folder: Path) -> str:
@@ -261,20 +291,29 @@ def read_answers(content: PolicyFile, path: Path) -> Answers:
 def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path) -> Answers:
     v, n = len(content.variants), content.samples
     answers = "classes" if content.min_ari is None else "agreement"
+    spaces = {
+        name.removeprefix(SPACES): array
+        for name, array in arrays.items()
+        if name.startswith(SPACES)
+    }
+    maps = {made.name for made in content.maps or () if made.used}
     shapes = {answers: (v, n), "confidence": (len(MEASURES), v, n), "labels": (n,)}
     kinds = {"classes": "i", "agreement": "f", "confidence": "f", "labels": "i"}
     found = {
-        name: (array.shape, array.dtype.kind) for name, array in arrays.items() if name != _FACTS
+        name: (array.shape, array.dtype.kind)
+        for name, array in arrays.items()
+        if name != _FACTS and not name.startswith(SPACES)
     }
     expected = {
         name: (shape, kinds[name])
         for name, shape in shapes.items()
         if name in found or name != "labels"
     }
-    if found != expected or _FACTS not in arrays or not content.learn < n:
+    complete = _FACTS in arrays and maps == spaces.keys() - {ROUTER.ANCHORS}
+    if found != expected or not complete or not content.learn < n:
         raise SaccadeError(
             f"{place}: contains {found}, expected {expected}, and fewer than {n} samples to learn "
-            f"from. {calibrate_again(place.parent)}"
+            f"from, with the maps {sorted(maps)}. {calibrate_again(place.parent)}"
         )
     _check_facts(content, arrays[_FACTS], place)
     return Answers(
@@ -288,6 +327,7 @@ def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path)
         labels=arrays.get("labels"),
         agreement=arrays.get("agreement"),
         apart=content.choose_data is not None,
+        spaces=spaces,
     )
 
 

@@ -217,7 +217,7 @@ class Adaptive:
     def _level_of(self, wish: Wish, role: str) -> Level:
         named = wish.followed.policy.name if wish.followed and wish.risk is None else wish.risk
         # Two digits: callers choose the objective, and the levels are few.
-        key = role, named, f"{wish.slo_s:.2g}"
+        key = role, named, wish.embeds, f"{wish.slo_s:.2g}"
         level = self._levels.pop(key, None) or Level(candidates_of(self._routes, wish))
         self._levels[key] = level
         if len(self._levels) > MOST_LEVELS:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from backlog import Ticket
+from chain import EMBEDDING, SIMILARITIES, bytes_of, marks_of, outputs_of
 from chain import OUTPUTS as OF_ALL
-from chain import bytes_of, marks_of, outputs_of
 from choose import (
     Followed,
     RequestRefused,
@@ -33,12 +33,15 @@ from decoding import decoded, expected_megapixels, megapixels
 from image_decoding import ImageInput
 from plain_family import OUTPUTS, Labels, check_axes, component_for, count_rows, family_of, repeated
 from routes import Route, read_routes
+from spaces import Spaces
 
 if TYPE_CHECKING:
     from lane import Lane
 
 NAMES = ("variant", "variant_sha256")
 LANES = "saccade_lanes"  # output with a report of the lanes
+SPACE = "space"  # parameter: the variant in whose space the embeddings of another are wanted
+DEGRADED = "degraded"
 # Most requests have the parameters of an earlier one, which are not read again.
 KEPT, KEPT_TEXT = 256, 512  # texts, and characters of one
 
@@ -52,6 +55,7 @@ class RequestChoice(NamedTuple):
     wish: Wish | None  # None: exactly what is named must answer
     followed: Followed | None
     route: Route  # the variant that answers, or the first one of the policy
+    space: str = ""  # the variant in whose space embeddings are; empty: the one that answers
 
 
 class Ready(NamedTuple):
@@ -70,7 +74,14 @@ class Answering:
     """The files that `saccade repository` wrote into a router's folder, and their rules."""
 
     def __init__(self, folder: Path) -> None:
-        self.routes = read_routes(folder / "routes.json")
+        self.spaces, self.routes = Spaces(folder), read_routes(folder / "routes.json")
+        # Policies of embeddings share a full model, into whose space variants are mapped.
+        self.space = next((one.full for one in self.routes.policies if one.embeds), "")
+        variants = [
+            route._replace(in_space=self.spaces.leads(route.name, self.space))
+            for route in self.routes.variants
+        ]
+        self.routes = self.routes._replace(variants=tuple(variants))
         declared = self.routes.preprocessing
         self.wanted = ImageInput.from_dict(declared) if declared else None
         self.images = {
@@ -88,12 +99,16 @@ class Answering:
         self.chains = {policy.name: steps_of(self.routes, policy) for policy in self.policies}
         self._kept_choice = lru_cache(KEPT)(self._choice)
 
-    def choice(self, text: str) -> RequestChoice:
+    def choice(self, text: str, outputs: Iterable[str] = ()) -> RequestChoice:
         """Return what a request's parameters, a JSON object, ask for.
+
+        `outputs` tell whether it is for embeddings, which have policies of their own.
 
         Raises: RequestRefused for parameters that are unknown, invalid or contradict each other.
         """
-        return self._kept_choice(text) if len(text) <= KEPT_TEXT else self._choice(text)
+        embeds = bool(self.space) and EMBEDDING in outputs and LANES not in outputs
+        choice = self._kept_choice if len(text) <= KEPT_TEXT else self._choice
+        return choice(text, embeds)
 
     def withdraw(self, policy: str, reason: str) -> None:
         """Let the full model answer the requests for a policy from now on."""
@@ -101,15 +116,40 @@ class Answering:
         # Replaced and not cleared: a choice may be under way.
         self._kept_choice = lru_cache(KEPT)(self._choice)
 
-    def _choice(self, text: str) -> RequestChoice:
-        parameters, own_names = json.loads(text or "{}"), self.family.parameters
-        wish = wish_of(self.routes, parameters, own_names)
-        followed = wish.followed if wish else policy_of(self.routes, parameters, own_names)
+    def _choice(self, text: str, embeds: bool) -> RequestChoice:
+        parameters, own_names = json.loads(text or "{}"), self._own_names
+        routes = self.routes.of(embeds=embeds)
+        wish = None if SPACE in parameters else wish_of(routes, parameters, own_names)
+        followed = wish.followed if wish else policy_of(routes, parameters, own_names)
+        if wish:
+            wish = wish._replace(embeds=embeds)
         if followed is None:
             route = choose(self.routes, {} if wish else parameters, own_names)
         else:
             route = self.chains[followed.policy.name][0]
-        return RequestChoice(parameters, wish, followed, route)
+        space = self.space if embeds and (wish or followed) else ""
+        if SPACE in parameters:
+            space = self._space(str(parameters[SPACE]), route, embeds=embeds and not followed)
+        return RequestChoice(parameters, wish, followed, route, space)
+
+    @property
+    def _own_names(self) -> tuple[str, ...]:
+        return (*self.family.parameters, *((SPACE,) if self.space else ()))
+
+    def _space(self, name: str, route: Route, *, embeds: bool) -> str:
+        """Return the variant that a request names as the space of its embeddings.
+
+        Raises: RequestRefused if there is no map, or the request has no use for one.
+        """
+        known = [one for one in self.routes.variants if self.spaces.leads(route.name, one.name)]
+        found = [one.name for one in known if name in (one.name, one.setting)]
+        if not embeds or not found:
+            raise RequestRefused(
+                f"parameter {SPACE} is {name!r:.60}; expected one of "
+                f"{', '.join(one.setting for one in known)} in a request for the output "
+                f"{EMBEDDING} of {route.name} without a policy: there are no other maps"
+            )
+        return found[0]
 
     def component(
         self, choice: RequestChoice, inputs: set[str], outputs: Iterable[str]
@@ -122,8 +162,8 @@ class Answering:
         if not choice.wish or self._adapts(choice, role, set(outputs) - {LANES}):
             return role, choice
         if choice.followed is None:  # `max_latency_ms` then means what it means without load
-            own_names = self.family.parameters
-            choice = choice._replace(route=choose(self.routes, choice.parameters, own_names))
+            route = choose(self.routes, choice.parameters, self._own_names)
+            choice = choice._replace(route=route, space="")
         return role, choice._replace(wish=None)
 
     def ticket(
@@ -146,7 +186,12 @@ class Answering:
         names = self.routes.components[role].encoded
         files = [file for name in names for file in inputs[name].flat]
         if choice.followed is not None:
-            outputs = outputs_of(outputs, self.family, none_named=LANES in outputs)
+            by_policy = (EMBEDDING,) if choice.space else self.family.by_policy
+            outputs = outputs_of(outputs, by_policy, none_named=LANES in outputs)
+        if choice.space and not self._embeds(role):
+            raise RequestRefused(
+                f"inputs {', '.join(sorted(inputs))}: only images are embedded in another space"
+            )
         return Ticket(
             role=role,
             inputs=inputs,
@@ -156,6 +201,7 @@ class Answering:
             work=self.family.work(route, rows, own),
             megapixels=expected_megapixels(files, self.wanted) if self.wanted else 0.0,
             size=bytes_of(inputs),
+            space=choice.space,
             **of_caller,
         )
 
@@ -173,7 +219,7 @@ class Answering:
         Raises: RequestRefused for a request that no policy covers.
         """
         routes, needed = self.chains[followed.policy.name], self.family.decides
-        if not self._decides(ticket.role, routes[0]):
+        if not (ticket.space or self._decides(ticket.role, routes[0])):
             raise RequestRefused(
                 f"inputs {', '.join(sorted(ticket.inputs))}: the answer has no {needed}, which a "
                 "policy needs; choose one variant by budget"
@@ -245,15 +291,30 @@ class Answering:
         if scored:
             arrays |= self.labels.scores(route, arrays["embedding"])
         edges = accumulate((ticket.rows for ticket in tickets), initial=0)  # NumPy's is slower
-        return [
+        rows = [
             {name: value[start:stop] for name, value in arrays.items()}
             for start, stop in pairwise(edges)
         ]
+        return [self._placed(route, *pair) for pair in zip(tickets, rows, strict=True)]
+
+    def _placed(self, route: Route, ticket: Ticket, arrays: Arrays) -> Arrays:
+        """Return an answer with its embeddings in the space that the request is for."""
+        if not ticket.space or EMBEDDING not in arrays:
+            return arrays
+        decides = SIMILARITIES in ticket.wanted
+        return self.spaces.placed(route.name, ticket.space, arrays, decides=decides)
 
     def _adapts(self, choice: RequestChoice, role: str, wanted: set[str]) -> bool:
         """Return whether the answers of different variants to a request can be compared."""
+        if choice.space:
+            # A caller who does not ask how it was chosen gets the answers of one variant.
+            asked = choice.followed is not None or DEGRADED in wanted
+            return asked and wanted <= {EMBEDDING, *OF_ALL} and self._embeds(role)
         comparable = choice.followed is not None or wanted <= {*self.family.by_policy, *OF_ALL}
         return comparable and self._decides(role, choice.route)
+
+    def _embeds(self, role: str) -> bool:
+        return role != "text" and EMBEDDING in self.routes.components[role].outputs
 
     def _decides(self, role: str, route: Route) -> bool:
         outputs = self.routes.components[role].outputs

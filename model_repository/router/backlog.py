@@ -35,6 +35,7 @@ class Ticket(NamedTuple):
     size: int = 0  # bytes of the inputs
     policy: str = ""  # the policy that the request follows, if it is a chain of one variant
     adapted: Any = None  # what the answer says about the load-adaptive choice, if there was one
+    space: str = ""  # the variant in whose space the embeddings are; empty: the one that answers
     sampled: Any = None  # the row whose answer the monitor compares with the full model's
 
     @property

@@ -12,21 +12,23 @@ from confidence import DECIDES
 from plain_family import PlainFamily, repeated, text_rows
 from routes import PolicyRoute, Route
 
+# Of a policy of embeddings: its output, and what it decides by.
+EMBEDDING, SIMILARITIES = "embedding", "similarities"
 # Outputs of every request with a policy, besides those of the family.
 OUTPUTS = ("variant", "variant_sha256", "steps", "certified", "degraded")
 Arrays = dict[str, np.ndarray]
 
 
 def outputs_of(
-    requested: Sequence[str], family: PlainFamily, *, none_named: bool
+    requested: Sequence[str], by_policy: Sequence[str], *, none_named: bool
 ) -> tuple[str, ...]:
-    """Return the outputs of a request that follows a policy.
+    """Return the outputs of a request that follows a policy for the outputs `by_policy`.
 
     `none_named`: the caller named no output, so the server requests all.
 
     Raises: RequestRefused for an output that cannot be compared between variants.
     """
-    allowed = (*family.by_policy, *OUTPUTS)
+    allowed = (*by_policy, *OUTPUTS)
     if none_named:
         return allowed
     if odd := sorted(set(requested) - set(allowed)):
@@ -46,8 +48,10 @@ class RequestChain:
     ) -> None:
         """`routes` are the variants of the policy."""
         self._request, self._policy, self._routes, self._family = request, policy, routes, family
-        kept = {*request.wanted, *([family.decides] if request.sampled else ())}
-        self.kept = [name for name in family.by_policy if name in kept]
+        self._decides = SIMILARITIES if policy.embeds else family.decides
+        by_policy = (EMBEDDING,) if policy.embeds else family.by_policy
+        kept = {*request.wanted, *([self._decides] if request.sampled else ())}
+        self.kept = [name for name in by_policy if name in kept]
         self.at = 0  # the current step
         self.open = np.arange(request.rows)  # rows of which no step was confident
         # Decoding replaces the files in the request's own dictionary.
@@ -72,7 +76,7 @@ class RequestChain:
     @property
     def needed(self) -> tuple[str, ...]:
         """Outputs of each step: those of the request, and the one that decides."""
-        return tuple({*self.kept, self._family.decides})
+        return tuple({*self.kept, self._decides})
 
     def take(self, arrays: Arrays) -> np.ndarray:
         """Take the answers to the remaining rows, and go on to the next step if one is unsure.
@@ -84,7 +88,7 @@ class RequestChain:
         step = self._policy.steps[self.at]
         if step.threshold is None:
             return np.arange(0)
-        decides = self._family.decides
+        decides = self._decides
         own = DECIDES[decides](self._policy.measure, arrays[decides], step.temperature)
         sure = own >= step.threshold
         if self._policy.early is not None:

@@ -36,8 +36,8 @@ HOW_TO_MEASURE = "Run `saccade bench` on the artefact folder, then `saccade repo
 
 POLICY, MAX_RISK, STRICT = "policy", "max_risk", "strict"
 NEEDS_POLICIES = (
-    "needs policies, and this repository has none. Run `saccade calibrate` on the artefact folder, "
-    "then `saccade repository` again"
+    "needs policies for such answers, and this repository has none. Run `saccade calibrate` on the "
+    "artefact folder, then `saccade repository` again"
 )
 
 MAX_LATENCY = "max_latency_ms"
@@ -340,6 +340,7 @@ class Wish(NamedTuple):
     slo_s: float
     followed: Followed | None  # the policy that the caller named, or the one of its risk
     risk: float | None  # the risk that the caller named
+    embeds: bool = False  # embeddings in the full model's space may take each other's place
 
 
 def wish_of(routes: Routes, parameters: Mapping[str, Any], own: tuple[str, ...]) -> Wish | None:
@@ -372,6 +373,7 @@ def candidates_of(routes: Routes, wish: Wish) -> tuple[Candidate, ...]:
     Of a request that names a policy or a risk, no candidate has a larger risk. The first is the
     named policy or, for a risk, the full model.
     """
+    routes = routes.of(embeds=wish.embeds)
     if wish.followed is None:
         return by_quality(routes)
     if wish.risk is None:

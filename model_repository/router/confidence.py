@@ -75,4 +75,5 @@ def mask_confidence(measure: str, masks: np.ndarray, _temperature: float = 1.0) 
 DECIDES: dict[str, Callable[[str, np.ndarray, float], np.ndarray]] = {
     "logits": confidence,
     "masks": mask_confidence,
+    "similarities": confidence,  # of embeddings to anchors
 }

@@ -116,10 +116,10 @@ class TritonPythonModel:
         if PROBE in text and PROBE in json.loads(text):
             send_lanes(sender, self.lanes)
             return
-        choice = self.answering.choice(text)
+        outputs = tuple(request.requested_output_names())
+        choice = self.answering.choice(text, outputs)
         sender.variant = choice.route.name
         tensors = {tensor.name(): tensor for tensor in request.inputs()}
-        outputs = tuple(request.requested_output_names())
         role, choice = self.answering.component(choice, set(tensors), outputs)
         wish, followed = choice.wish, choice.followed
         if wish:
@@ -335,4 +335,6 @@ def choices_of(routes: Routes) -> tuple[str, ...]:
     if not (routes.policies or routes.adaptive):
         return ()
     policies = [policy.name for policy in all_policies(routes)]
-    return tuple({one.name: None for one in by_quality(routes)} | dict.fromkeys(policies))
+    kinds = (routes, routes.of(embeds=True))
+    candidates = [one for kind in kinds if kind.variants for one in by_quality(kind)]
+    return tuple({one.name: None for one in candidates} | dict.fromkeys(policies))

@@ -69,6 +69,7 @@ class Route(NamedTuple):
     preprocessing: dict[str, Any] | None = None  # of its images; None: that of the router
     step_only: bool = False  # only policies use it
     order: tuple[int, ...] = ()  # index of each label among the variant's own; empty: the same
+    in_space: bool = False  # its embeddings can be brought into the full model's space
 
     @property
     def quickness(self) -> float:
@@ -105,6 +106,7 @@ class PolicyRoute:
     seconds: float
     steps: tuple[StepRoute, ...]
     early: tuple[int, ...] | None = None
+    embeds: bool = False  # it is for requests for embeddings, all in the full model's space
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,12 @@ class Routes(NamedTuple):
     monitor: MonitorRules = MonitorRules(0.0, {})
     # Policies that the monitor has withdrawn since, by name, with the reason; the router adds them.
     withdrawn: dict[str, str] = {}  # noqa: RUF012
+
+    def of(self, *, embeds: bool) -> "Routes":
+        """Return the routes for requests for embeddings in one space, or for all other requests."""
+        policies = tuple(policy for policy in self.policies if policy.embeds == embeds)
+        variants = tuple(route for route in self.variants if route.in_space or not embeds)
+        return self._replace(policies=policies, variants=variants)
 
     @property
     def answering(self) -> tuple[Route, ...]:

@@ -67,7 +67,7 @@ from saccade.serving.repository.policies import (
     router_policies,
 )
 
-LOGITS, MASKS = DECIDES  # outputs from which a policy decides
+LOGITS, MASKS, _ = DECIDES  # outputs from which a policy decides
 FULL = "full model"  # the key of its streams among those of policies, like no variant's name
 _SAMPLES = 1024  # to measure speed with, in a random order
 _Policies = Mapping[str, tuple[Policy, PolicyFile]]  # of a folder by name, each with its file
@@ -226,6 +226,8 @@ def policy_works(
             pass
         elif content.runtime.partition(" ")[0] != runtime.name:
             reason = f"it was calibrated with {content.runtime}, not with {runtime.name}"
+        elif content.embeds:
+            reason = "it is for embeddings, of which only variants are measured"
         elif report.name in policies:
             reason = "another file has a policy of the same name"
         else:

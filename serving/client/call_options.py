@@ -46,13 +46,17 @@ class ClassifyOptions(PolicyOptions):
 
 
 @dataclass(frozen=True)
-class EmbedOptions(CallOptions):
+class EmbedOptions(PolicyOptions):
     """Options of embed: where to write the embeddings."""
 
+    # with a policy or from a repository with --slo-ms: embed within this time
+    max_latency_ms: float | None = None
+    # map embeddings into the space of the variant with this budget or name, whose index to search
+    space: str | None = None
     out: Path = Path("embeddings.npz")  # file for vectors, names, the variant and its hash
     texts: Path | None = None  # instead of images: a file with one caption or sentence per line
     truncate: bool = False  # cut texts that are longer than the model reads
-    append: bool = False  # add to an existing file from the same variant
+    append: bool = False  # add to an existing file of the same space
     force: bool = False  # replace an existing file at --out
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings and the variant that made them; embeddings of different variants never mix."""
+"""Embeddings and the variant in whose space they are; different spaces never mix."""
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +14,16 @@ from saccade.core.files import refuse_existing, write_atomically
 
 _SCHEMA = "saccade.embeddings 2"
 _AXES = {"vectors": 2, "names": 1}  # each of the others is one string
+_BY = "by"  # of vectors that were mapped: the variant and hash that computed each, [n 2]
 _FIELDS = ("schema", "vectors", "names", "variant", "sha256", "slots_sha256")
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """One vector per image or text, and the variant that computed them, with its hash.
+    """One vector per image or text, and the variant in whose space they are, with its hash.
 
+    It computed them, unless `by` has the variant and hash that computed each, mapped into its
+    space. `certified` is False if a policy's certificate does not cover all of them.
     Shapes: vectors float32 [n d].
     """
 
@@ -28,6 +31,13 @@ class Embeddings:
     variant: str
     sha256: str
     slots_sha256: str = ""  # of the slots in a code; empty if codes do not consist of slots
+    by: tuple[tuple[str, str], ...] = ()
+    certified: bool = True
+
+    @property
+    def makers(self) -> tuple[tuple[str, str], ...]:
+        """The variant and hash that computed each vector."""
+        return self.by or ((self.variant, self.sha256),) * len(self.vectors)
 
     def similarity(self, other: "Embeddings") -> np.ndarray:
         """Return the cosine similarity of each of these vectors with each of the others.
@@ -74,7 +84,10 @@ def load_embeddings(path: Path) -> tuple[Embeddings, tuple[str, ...]]:
             raise ValueError(f"its {(strange or ['vectors'])[0]} have another shape or type")
         names = tuple(str(name) for name in data["names"])
         made_by = (str(data[field]) for field in ("variant", "sha256", "slots_sha256"))
-        embeddings = Embeddings(data["vectors"], *made_by)
+        by = tuple((str(name), str(sha256)) for name, sha256 in data.get(_BY, ()))
+        if len(by) not in (0, len(data["vectors"])):
+            raise ValueError(f"it has {len(by)} variants for {len(data['vectors'])} vectors")
+        embeddings = Embeddings(data["vectors"], *made_by, by)
     except (OSError, ValueError) as error:
         raise SaccadeError(
             f"{path}: found no embeddings of `saccade embed` ({error}). Pass a file that it wrote."
@@ -129,6 +142,8 @@ def save_embeddings(
     if append and path.exists():
         before, known = load_embeddings(path)
         _check_same(path, before, embeddings)
+        if before.by or embeddings.by:
+            embeddings = replace(embeddings, by=before.makers + embeddings.makers)
         vectors = np.concatenate([before.vectors, vectors])
         all_names = [*known, *names]
     file = io.BytesIO()
@@ -140,6 +155,7 @@ def save_embeddings(
         variant=np.array(embeddings.variant),
         sha256=np.array(embeddings.sha256),
         slots_sha256=np.array(embeddings.slots_sha256),
+        **({_BY: np.array(embeddings.by)} if embeddings.by else {}),
     )
     write_atomically(path, file.getvalue())
 
@@ -153,5 +169,6 @@ def _check_same(path: Path, before: Embeddings, new: Embeddings) -> None:
         raise SaccadeError(
             f"{path}: found embeddings of {before.variant} ({before.sha256[:12]}...), but the new "
             f"ones are of {new.variant} ({new.sha256[:12]}...). Embeddings of different variants "
-            "cannot be compared. Embed with the same --budget, or write to another file."
+            "cannot be compared. Embed with the same --budget or into its --space, or write to "
+            "another file."
         )

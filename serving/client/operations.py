@@ -46,6 +46,7 @@ from saccade.serving.client.wire import (
     choice,
     image_input,
     made_by,
+    makers,
     names_variant,
     output,
 )
@@ -146,12 +147,37 @@ def classify(
     return _classify(images, parameters, top)
 
 
-def embed(images: Sequence[Image] | np.ndarray, budget: Budget | None = None) -> Steps[Embeddings]:
-    """Return one embedding per image, all from the same variant.
+def embed(
+    images: Sequence[Image] | np.ndarray,
+    budget: Budget | None = None,
+    policy: str | None = None,
+    max_risk: float | None = None,
+    max_latency_ms: float | None = None,
+    strict: bool = False,
+    space: str | None = None,
+) -> Steps[Embeddings]:
+    """Return one embedding per image, all in the space of one variant.
+
+    This is the variant that computed them. With a policy, and in a repository with --slo-ms that
+    has policies of embeddings, several variants compute them and all are in the full model's space;
+    parameters work as in `classify`. `space` is the budget or name of another variant: the
+    embeddings are mapped into its space, to search an index of its vectors.
 
     Shapes: vectors float32 [n d].
     """
-    return _embed_images(images, choice(budget))
+    parameters = choice(
+        budget,
+        policy=policy,
+        max_risk=max_risk,
+        max_latency_ms=max_latency_ms,
+        strict=strict,
+    )
+    if space is not None and (_follows(parameters) or OBJECTIVE in parameters):
+        raise SaccadeError(
+            f"Found a space, {space!r:.60}, together with a policy or a latency, whose embeddings "
+            "are in the full model's space. Pass only one of them."
+        )
+    return _embed_images(images, parameters, space, by_policy=True)
 
 
 def embed_text(
@@ -383,19 +409,35 @@ def _classify_as(
 
 
 def _embed_images(
-    images: Sequence[Image] | np.ndarray, parameters: Mapping[str, str]
+    images: Sequence[Image] | np.ndarray,
+    parameters: Mapping[str, str],
+    space: str | None = None,
+    *,
+    by_policy: bool = False,
 ) -> Steps[Embeddings]:
+    """Return embeddings of one variant or, with `by_policy`, of several in one space."""
     files = image_input(images)
     view: RouterView = yield None
     view.require_output("embedding", "embed images")
-    return (yield from _embeddings({"image": files}, view, parameters))
+    if space is not None or (by_policy and _follows(parameters)):
+        view.require_policies(embeds=True)
+    if space is not None:
+        chosen = view.named(space)
+        return (yield from _embeddings({"image": files}, view, {**parameters, "space": chosen}))
+    marks = _marks_asked(parameters, view) if by_policy and view.space else ()
+    return (yield from _embeddings({"image": files}, view, parameters, marks))
 
 
 def _embeddings(
-    inputs: Mapping[str, np.ndarray], view: RouterView, parameters: Mapping[str, str]
+    inputs: Mapping[str, np.ndarray],
+    view: RouterView,
+    parameters: Mapping[str, str],
+    marks: tuple[str, ...] = (),
 ) -> Steps[Embeddings]:
-    results = yield array_call(inputs, ("embedding", *_NAMES), parameters)
-    variant, sha256 = made_by(results)
+    results = yield array_call(inputs, ("embedding", *_NAMES, *marks), parameters)
+    space = view.space if marks else parameters.get("space")
+    by = makers(results)
+    variant, sha256 = (space, view.sha256(space)) if space else made_by(results)
     if variant not in view.variants:
         raise ServerFailed(
             f"{view.model} answered with {variant}, a variant that it did not have when this "
@@ -403,7 +445,8 @@ def _embeddings(
         )
     vectors = np.concatenate([output(result, "embedding") for result in results])
     slots = view.runtime_metadata(variant).get("slots_sha256", "")
-    return Embeddings(vectors, variant, sha256, slots)
+    certified = all(output(result, "certified").all() for result in results) if marks else True
+    return Embeddings(vectors, variant, sha256, slots, by if space else (), certified)
 
 
 def _read(results: Sequence[Any], read: Callable[[Any], list[_T]]) -> list[_T]:

@@ -12,6 +12,7 @@ DESCRIBED = "saccade"  # the router's parameter that contains its description fo
 # The request parameter with which a probe asks for the state of the lanes, and the output that
 # returns it as JSON. The router answers such a request immediately: it waits in no lane.
 PROBE, LANES = "saccade_probe", "saccade_lanes"
+SPACE = "space"  # key of the description: the variant whose space others are mapped into
 FIRST_ROW = "first_row"  # key of the description: the parameter with a request's first index
 
 
@@ -30,6 +31,7 @@ class RouterView:
     slo_ms: float | None = None  # objective of requests that adapt to the load; None: none do
     # If answers depend on a sample's index in its request: the parameter with the first one's.
     first_row: str | None = None
+    space: str | None = None  # the variant in whose space policies embed; None: none do
 
     def runtime_metadata(self, variant: str) -> dict[str, Any]:
         """Return the runtime metadata of a variant.
@@ -40,6 +42,23 @@ class RouterView:
             known = ", ".join(self._variants)
             raise SaccadeError(f"{self.model}: found no variant {variant!r}, expected {known}.")
         return {**self._shared, **self._variants[variant]["facts"]}
+
+    def sha256(self, variant: str) -> str:
+        """Return the hash of a variant's file."""
+        return str(self._variants[variant]["sha256"])
+
+    def named(self, text: str) -> str:
+        """Return the variant with this name, or with a budget of this name.
+
+        Raises: SaccadeError if there is none.
+        """
+        for name in self.variants:
+            if text in (name, self.budget(name)):
+                return name
+        raise SaccadeError(
+            f"{self.model}: found no variant {text!r:.60}, expected one of "
+            f"{', '.join(map(self.budget, self.variants))}."
+        )
 
     def budget(self, variant: str) -> str:
         """Return the budget with which a request can choose a variant."""
@@ -126,15 +145,16 @@ class RouterView:
             "choose another model."
         )
 
-    def require_policies(self) -> None:
-        """Refuse a call with a policy if the router has none.
+    def require_policies(self, *, embeds: bool = False) -> None:
+        """Refuse a call with a policy, or for embeddings in another space, if there are none.
 
         Raises: SaccadeError that explains how to add policies.
         """
-        if not self.policies:
+        if not (self.space if embeds else self.policies):
+            kind, how = (" of embeddings", " --embedding") if embeds else ("", "")
             raise SaccadeError(
-                f"{self.model} has no policies. Run `saccade calibrate` on its artefact folder "
-                "(and for a server, `saccade repository` again), or choose by --budget."
+                f"{self.model} has no policies{kind}. Run `saccade calibrate{how}` on its artefact "
+                "folder (and for a server, `saccade repository` again), or choose by --budget."
             )
 
     def require(self, call: str, what: str) -> None:
@@ -179,6 +199,7 @@ def view_of(config: Any, model: str) -> RouterView:
         policies=tuple(content.get("policies", ())),
         slo_ms=content.get("adaptive", {}).get("slo_ms"),
         first_row=content.get(FIRST_ROW),
+        space=content.get(SPACE),
     )
 
 

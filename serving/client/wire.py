@@ -264,16 +264,21 @@ def texts(result: Any, name: str) -> list[str]:
     return [text.decode() for text in output(result, name).reshape(-1)]
 
 
+def makers(results: Sequence[Any]) -> tuple[tuple[str, str], ...]:
+    """Return the variant that answered each row, and its hash."""
+    return tuple(
+        pair
+        for result in results
+        for pair in zip(texts(result, "variant"), texts(result, "variant_sha256"), strict=True)
+    )
+
+
 def made_by(results: Sequence[Any]) -> tuple[str, str]:
     """Return the one variant, and its hash, that all answers come from.
 
     Raises: ServerFailed if they come from several variants.
     """
-    pairs = {
-        pair
-        for result in results
-        for pair in zip(texts(result, "variant"), texts(result, "variant_sha256"), strict=True)
-    }
+    pairs = {*makers(results)}
     if len(pairs) != 1:
         raise ServerFailed(
             f"The answers come from {len(pairs)} variants ({sorted(pairs)}): the server was "

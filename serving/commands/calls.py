@@ -2,6 +2,7 @@
 """Verbs that send images to a running server."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
@@ -13,6 +14,7 @@ from typing import Any
 from saccade.core.errors import SaccadeError
 from saccade.core.escaping import escaped_line
 from saccade.core.files import read_lines, refuse_existing, write_atomically
+from saccade.core.options import flag
 from saccade.core.verbosity import say
 from saccade.models.attention_maps import Drawing, MapRow, ShowRequest
 from saccade.models.entry import imported
@@ -83,6 +85,8 @@ def embed(image: Images, options: EmbedOptions) -> Result:
     Examples:
         # embed two images
         saccade embed cat.png dog.png --model sparo --out build/images.npz
+        # embed queries for an index of the full model with less compute
+        saccade embed cat.png --model sparo --policy auto --out build/queries.npz
         # embed the lines of a text file
         saccade embed --texts captions.txt --model sparo --out build/texts.npz
     """
@@ -98,6 +102,13 @@ def embedding(image: Sequence[Path], options: EmbedOptions, connect: Connect) ->
     elif image:
         raise SaccadeError(
             "Found both images and --texts, expected one of them. Embed them in two commands."
+        )
+    of_images = ("policy", "max_risk", "max_latency_ms", "strict", "space")
+    odd = [flag(name) for name in of_images if getattr(options, name) not in (None, False)]
+    if options.texts and odd:
+        raise SaccadeError(
+            f"Found {odd[0]} with --texts, expected images: the maps between spaces are fitted on "
+            "images. Embed texts with --budget."
         )
     check_embeddings_file(options.out, append=options.append, force=options.force)
     with connect() as client:
@@ -121,6 +132,11 @@ def embedding(image: Sequence[Path], options: EmbedOptions, connect: Connect) ->
         "refused": done.refusals() if done else [],
     }
     text = f"{options.out}: {count} x {width} from {escaped_line(embeddings.variant)}"
+    if embeddings.by:
+        counts = Counter(name for name, _ in embeddings.by)
+        data |= {"by": dict(counts), "certified": embeddings.certified}
+        listed = ", ".join(f"{escaped_line(name)}: {n}" for name, n in counts.items())
+        text += f", in its space ({listed}{'' if embeddings.certified else '; not all certified'})"
     return Answer(data, text, done.exit_code if done else 0)
 
 

@@ -45,6 +45,7 @@ class PredictOptions(Options):
     labels: Path | None = None  # zero-shot: a text file with one label per line
     templates: Path | None = None  # with --labels: one prompt per line, with {} for the label
     question: str = ""  # answer: the question, the same for all images
+    space: str | None = None  # embed: map into the space of the variant of this budget or name
     texts: Path | None = None  # embed, instead of images: a file with one sentence per line
     truncate: bool = False  # answer and embed: cut texts that are longer than the model reads
     beam: int | None = None  # caption: sentences kept at each step
@@ -55,7 +56,7 @@ class PredictOptions(Options):
     # embed: file for the vectors, by default embeddings.npz; segment: folder for the masks
     out: Path | None = None
     raw: bool = False  # segment: write only the slots, as a PNG in which each index is a slot
-    append: bool = False  # embed: add to an existing file from the same variant
+    append: bool = False  # embed: add to an existing file of the same space
     force: bool = False  # embed and segment: replace existing files
     # onnxruntime or openvino, or tensorrt, whose plans run on GPUs
     runtime: ServedName = DEFAULT
@@ -105,7 +106,8 @@ def predict(folder: Artefacts, image: Images, options: PredictOptions) -> Result
         {"labels": options.labels, "templates": options.templates} if follows else {}
     )
     own = {name: getattr(options, name) for name in _OF_THE_MODEL}
-    with load_artefact(folder, policies=follows, **own, **labels) as model:
+    spaces = follows or options.space is not None
+    with load_artefact(folder, policies=spaces, **own, **labels) as model:
         view = model.view()
         task = _task_of(view, options)
         given = {name: value for name, value in _given(options) if name not in labels}

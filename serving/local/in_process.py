@@ -89,7 +89,7 @@ class InProcessRouter:
         self, inputs: dict[str, np.ndarray], outputs: tuple[str, ...], parameters: str
     ) -> dict[str, np.ndarray]:
         answering, caller = self._answering, _Caller()
-        choice = answering.choice(parameters)
+        choice = answering.choice(parameters, outputs)
         role, choice = answering.component(choice, {*inputs}, outputs)
         of_caller = {"sender": caller, "deadline_s": None, "arrived_s": time.monotonic()}
         ticket = answering.ticket(choice, role, inputs, outputs, **of_caller)

@@ -138,6 +138,7 @@ def plan_repository(
         },
         max_images=max_images,
         policies=policies.routes,
+        spaces=policies.spaces,
         adaptive=served_adaptive(
             variants, cost_shares(variants, measured), policies, options, labelled=bool(labels)
         ),

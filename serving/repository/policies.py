@@ -5,10 +5,12 @@ Only policies that are still certified are served. Both are in routes.json, in t
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.core.options import range_of
@@ -68,6 +70,7 @@ class RouterPolicies(NamedTuple):
     routes: tuple[PolicyRoute, ...] = ()
     shares: Mapping[str, tuple[float, ...]] = MappingProxyType({})  # in the calibration, by name
     limits: Mapping[str, MonitorLimit] = MappingProxyType({})  # of those that can be monitored
+    spaces: Mapping[str, np.ndarray] = MappingProxyType({})  # arrays of the router's spaces
 
 
 NO_POLICIES = RouterPolicies()
@@ -96,7 +99,8 @@ def served_policies(
         if not report.passed:
             raise SaccadeError(_refusal(str(report.problem)))
     if labelling is not None:
-        for file in {report.file.name: report.file for report in reports if report.file}.values():
+        files = {one.file.name: one.file for one in reports if one.file and not one.file.embeds}
+        for file in files.values():
             path = folder.path / f"{file.name}{SUFFIX}"
             _check_labels(file, path, labelling.of(variants[0].runtime_metadata))
     kept = [
@@ -106,14 +110,27 @@ def served_policies(
         if _is_followable(report.file, report.policy, variants, runtime, labelling is not None)
     ]
     followed = router_policies(kept)
-    for reason in _contradictions(followed.routes):
+    embed = {file.name: file for file, _ in kept if file.embeds}
+    for reason in (*_contradictions(followed.routes), *_several_spaces(embed)):
         files = " and ".join(sorted({f"{file.name}{SUFFIX}" for file, _ in kept}))
         raise SaccadeError(
             f"{folder}: {reason} The policies are in {files}. Delete one of these files, or "
             f"calibrate with another --name. {calibrate_again(folder.path)}"
         )
-    limits = {report.name: _limit(report) for report in reports}
-    return followed._replace(limits={one.name: limits[one.name] for one in followed.routes})
+    served = {variant.name for variant in variants}
+    for name, file in embed.items():
+        arrays = read_answers(file, folder.path / f"{name}{SUFFIX}").spaces
+        unused = {one.name for one in file.maps or () if not {one.source, one.target} <= served}
+        spaces = {name: array for name, array in arrays.items() if name not in unused}
+        followed = followed._replace(spaces=spaces)
+    limits = {one.name: _limit(one) for one in reports if one.file and not one.file.embeds}
+    monitored = {one.name: limits[one.name] for one in followed.routes if one.name in limits}
+    return followed._replace(limits=monitored)
+
+
+def _several_spaces(files: Collection[str]) -> Iterator[str]:
+    if len(files) > 1:
+        yield f"{len(files)} calibrations are of embeddings, each with maps of its own, expected 1."
 
 
 def router_policies(policies: Sequence[tuple[PolicyFile, Policy]]) -> RouterPolicies:
@@ -223,7 +240,7 @@ def _is_followable(
         reason = (
             f"was calibrated with --per-class and the order of labels of {file.variants[0].variant}"
         )
-    elif not (decides or labelled):
+    elif not (decides or labelled or file.embeds):
         reason = "needs logits, which a router has only with --labels"
     if reason:
         note(f"{file.name}{SUFFIX}: policy {policy.name} is left out: it {reason}")
@@ -246,6 +263,7 @@ def served_policy(content: PolicyFile, policy: Policy) -> PolicyRoute:
             for step in policy.steps
         ),
         early=policy.early,
+        embeds=content.embeds,
     )
 
 
@@ -301,11 +319,17 @@ def served_adaptive(
     specs = [spec.name for part in variants[0].components.values() for spec in part.outputs]
     family = variants[0].main.variant.family
     decides = any(task.decide for task in tasks_of(family).values())  # words have logits, too
-    if not decides or (CHOOSES not in specs and not labelled):
+    if not any(policy.embeds for policy in policies.routes) and (
+        not decides or (CHOOSES not in specs and not labelled)
+    ):
         raise SaccadeError(
             f"--slo-ms: found a model of family {family}, expected a classifier: other "
             "answers of different variants cannot take each other's place. Drop --slo-ms"
-            + (", or pass --labels." if "embedding" in specs else ".")
+            + (
+                ", pass --labels, or run `saccade calibrate --embedding` first."
+                if "embedding" in specs
+                else "."
+            )
         )
     named = {one.main.variant.setting: budgets[one.name] for one in variants}
     floor = None if options.floor_budget is None else _floor(options.floor_budget, named)
@@ -386,7 +410,7 @@ def monitor_faults(monitor: MonitorRules, policies: Sequence[PolicyRoute]) -> It
     yield from _numbers_outside(monitor)
     for limit in monitor.limits.values():
         yield from _numbers_outside(limit)
-    if monitor.limits.keys() != (names := {policy.name for policy in policies}):
+    if monitor.limits.keys() != (names := {one.name for one in policies if not one.embeds}):
         yield f"expected the limits of {', '.join(sorted(names)) or 'no policy'}. {_AGAIN}"
 
 

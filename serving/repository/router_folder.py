@@ -2,8 +2,8 @@
 """The router's folder in a repository: its code, its routes, and its description for callers."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from saccade.exporter.artefact.manifest import VariantFiles, encoded, filled, la
 from saccade.model_repository.router.routes import SCHEMA as ROUTES_SCHEMA
 from saccade.model_repository.router.routes import VERSION as ROUTES_VERSION
 from saccade.model_repository.router.routes import AdaptiveRules, MonitorRules, PolicyRoute
+from saccade.model_repository.router.spaces import FILE as SPACES_FILE
 from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entry_of
 from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.results import paired_log_ratio
-from saccade.serving.client.router_view import DESCRIBED, FIRST_ROW, LANES, PROBE
+from saccade.serving.client.router_view import DESCRIBED, FIRST_ROW, LANES, PROBE, SPACE
 from saccade.serving.repository.checks import join, shared_outputs
 from saccade.serving.repository.model_config import (
     LABELS_FILE,
@@ -67,6 +68,7 @@ class RouterPlan:
     policies: tuple[PolicyRoute, ...] = ()
     adaptive: AdaptiveRules | None = None
     monitor: MonitorRules | None = None
+    spaces: Mapping[str, np.ndarray] = field(default_factory=dict)  # arrays of the router's spaces
 
     @property
     def family(self) -> str:
@@ -96,6 +98,8 @@ def write_router(place: Path, plan: RouterPlan) -> None:
         (place / "1" / name).write_bytes(source)
     for variant, vectors in plan.classes.items():
         np.save(place / "1" / f"{variant}.npy", vectors, allow_pickle=False)
+    if plan.spaces:
+        np.savez(place / "1" / SPACES_FILE, **plan.spaces)
     (place / "1" / "routes.json").write_bytes(json_bytes(routes_content(plan)))
     (place / "config.pbtxt").write_text(router_text(plan), "utf-8")
     write_labels(place, plan.labels)
@@ -287,6 +291,7 @@ def _description(plan: RouterPlan) -> dict[str, Any]:
         if all(key in metadata and metadata[key] == value for metadata in every)
     }
     first, first_row = plan.variants[0].main, entry_of(plan.family).first_row
+    space = next((policy.full for policy in plan.policies if policy.embeds), None)
     return {
         "family": plan.family,
         "facts": shared,
@@ -302,6 +307,7 @@ def _description(plan: RouterPlan) -> dict[str, Any]:
         "labels": bool(plan.labels),
         **({FIRST_ROW: first_row} if first_row else {}),
         **({KEY: [policy.name for policy in plan.policies]} if plan.policies else {}),
+        **({SPACE: space} if space else {}),
         **({ADAPTIVE: _without_shares(plan.adaptive)} if plan.adaptive else {}),
         "probe": {
             "inputs": [spec.name for spec in first.inputs if spec.name not in filled(first)],

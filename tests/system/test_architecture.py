@@ -53,7 +53,7 @@ ORDER = (
     {"serving.commands"},
 )
 # Pure files of the router that `serving` applies too.
-OF_THE_ROUTER = {"routes", "choose", "confidence", "tracing"}
+OF_THE_ROUTER = {"routes", "choose", "confidence", "spaces", "tracing"}
 PLACE = {package: line for line, packages in enumerate(ORDER) for package in packages}
 ALL_CODE = sorted({*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")})
 

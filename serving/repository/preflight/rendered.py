@@ -20,6 +20,7 @@ from saccade.core.errors import SaccadeError
 from saccade.core.files import json_bytes
 from saccade.core.options import range_of
 from saccade.exporter.artefact.manifest import SUFFIX, VariantFiles, grouped
+from saccade.model_repository.router.spaces import FILE as SPACES_FILE
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.repository.model_config import (
     LABELS_FILE,
@@ -169,6 +170,8 @@ def rendered_router_files(repository: Repository) -> Files:
     first, vectors = variants_of(repository)[0], zero_shot(repository)
     files: Files = dict.fromkeys(["config.pbtxt", "1/routes.json"])
     files |= {f"1/{name}.npy": None for name in vectors}
+    if any(policy.embeds for policy in policies_of(repository.routes)):
+        files[f"1/{SPACES_FILE}"] = None
     files |= {f"1/{name}": code for name, code in router_code(first.main.variant.family).items()}
     # The operator chooses the labels of zero-shot vectors.
     files[LABELS_FILE] = None if vectors else labels_text(first.labels)
