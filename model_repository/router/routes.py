@@ -82,6 +82,7 @@ class StepRoute:
     sha256: str
     threshold: float | None  # None: the last one, which always answers
     temperature: float
+    share: float | None = None  # of the calibration's samples that end here
 
 
 @dataclass(frozen=True)

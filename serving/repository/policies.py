@@ -47,6 +47,7 @@ _BOUNDS = {
     "temperature": Range(0, above=True),
     "slo_ms": range_of(RepositoryOptions, "slo_ms"),
     "floor_budget": Range(0, 1, above=True),
+    "share": Range(0, 1),
 }
 
 
@@ -214,7 +215,7 @@ def served_policy(content: PolicyFile, policy: Policy) -> PolicyRoute:
         full=content.full,
         seconds=policy.seconds,
         steps=tuple(
-            StepRoute(step.variant, step.sha256, step.threshold, step.temperature)
+            StepRoute(step.variant, step.sha256, step.threshold, step.temperature, step.share)
             for step in policy.steps
         ),
         early=policy.early,
