@@ -37,6 +37,7 @@ from saccade.exporter.graph.trial import made_here
 from saccade.exporter.quantization.recipes import QuantizationRecipe, recipes_for
 from saccade.exporter.runtimes.runners import Runner
 from saccade.models.budget import ComputeBudget
+from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, Component, component_named
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ class Variant:
             model.runtime_metadata(),
             parameters_of(model),
         )
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint, with the preprocessing and samples of this variant's images."""
+        return self.reference.sized(self.budget)
 
     def entry(self, component: Component, precision: str) -> VariantEntry:
         """Return the manifest's entry for one component in one precision."""
@@ -121,7 +127,7 @@ class _Job:
         return (*self.component.outputs, *optional)
 
     def calibration(self, count: int) -> Arrays:
-        return calibration_inputs(self.variant.reference.checkpoint, self.component, count)
+        return calibration_inputs(self.variant.checkpoint, self.component, count)
 
     def write(self, entry: VariantEntry, graph: "TypedGraph") -> _ExportedFile:
         from saccade.exporter.graph.model_file import without_initializers, write_model
@@ -183,7 +189,7 @@ def export_component(
 
     Raises: GateFailed if a file does not pass, SaccadeError if a graph cannot be made.
     """
-    few = samples_of(variant.reference.checkpoint, component, gate_sizes("quick", 0)).inputs
+    few = samples_of(variant.checkpoint, component, gate_sizes("quick", 0)).inputs
     job = _Job(folder, variant, component, options, few, advance)
     with temporary_folder("int8") as scratch:
         files, source = _traced(job, scratch)
@@ -362,7 +368,7 @@ def _manifest(
     from saccade.plugins.onnx_model import IR_VERSION
 
     variant, graph = job.variant, written.graph
-    checkpoint, main = variant.reference.checkpoint, graph.proto.graph
+    checkpoint, main = variant.checkpoint, graph.proto.graph
     outputs = tensor_specs(main.output)
     takes_image = any(spec.name == "image" for spec in job.component.inputs)
     has_chances = any(spec.name == "probabilities" for spec in outputs)

@@ -20,14 +20,13 @@ from saccade.exporter.artefact.manifest import (
     VariantFiles,
     write_manifest,
 )
-from saccade.exporter.artefact.variant import check_model_name, variant_name
+from saccade.exporter.artefact.variant import OF_GROUPS, check_model_name, variant_name
 from saccade.models.budget import Budget
 from saccade.models.families import entry_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-UNIT = "multiply-adds"
 _WORD = re.compile("[a-z0-9]{1,16}")
 _NAME_IT = "Name the members in short: saccade group small=FOLDER large=FOLDER"
 
@@ -42,7 +41,7 @@ class GroupOptions(Options):
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupMember:
     """An artefact folder, and the word that stands for it in the names of variants."""
 
     word: str
@@ -58,7 +57,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Group:
+class CheckpointGroup:
     """The folder that was written."""
 
     path: Path
@@ -92,12 +91,12 @@ class Group:
         return table
 
 
-def group(members: Sequence[Path | str], options: GroupOptions) -> Group:
+def group(members: Sequence[Path | str], options: GroupOptions) -> CheckpointGroup:
     """Write an artefact folder with the variants of several ones that do the same task.
 
     A member is a folder, or `word=folder`. Files are copied unchanged, with the records of their
     gates; only the names of variants and their budgets are new. A variant's budget is its share of
-    the dearest one's cost: of its multiply-adds, and once all were measured, of its time.
+    the highest cost: of its multiply-adds, and once all were measured, of its time.
 
     Raises: SaccadeError if the folders do not do the same task on the same inputs with the same
         labels, one is a group or is given twice, a file has changed, or the output exists.
@@ -114,21 +113,21 @@ def group(members: Sequence[Path | str], options: GroupOptions) -> Group:
     with new_folder(options.out, force=options.force) as partial:
         for member, own, manifest in sources:
             _store(partial, member, own, manifest)
-    return Group(options.out, ArtefactFolder(options.out).manifests)
+    return CheckpointGroup(options.out, ArtefactFolder(options.out).manifests)
 
 
-def _members(texts: Sequence[Path | str]) -> tuple[Member, ...]:
+def _members(texts: Sequence[Path | str]) -> tuple[GroupMember, ...]:
     members = []
     for text in texts:
         word, path = _word(text)
         folder = ArtefactFolder(path)
-        if folder.is_group:
+        if folder.variants[0].in_group:
             raise SaccadeError(
                 f"{folder}: is a group itself, expected a folder that `saccade export` wrote. Pass "
                 "the folders that the group was made of."
             )
         word = word or re.sub("[^a-z0-9]", "", folder.model)
-        members.append(Member(word, folder))
+        members.append(GroupMember(word, folder))
     if len(members) < 2:
         raise SaccadeError(f"found {len(members)} artefact folder, expected two or more.")
     for one, other in combinations(members, 2):
@@ -156,7 +155,7 @@ def _word(text: Path | str) -> tuple[str, Path]:
     return word, Path(path)
 
 
-def _differences(members: Sequence[Member]) -> Iterator[str]:
+def _differences(members: Sequence[GroupMember]) -> Iterator[str]:
     """Describe why members cannot answer in place of each other, one sentence each."""
     for member in members:
         entry, first = entry_of(_first(member).main.variant.family), _first(member)
@@ -184,7 +183,7 @@ def _differences(members: Sequence[Member]) -> Iterator[str]:
                 yield f"{both} take different inputs: {found}"
 
 
-def _first(member: Member) -> VariantFiles:
+def _first(member: GroupMember) -> VariantFiles:
     return member.folder.variants[0]
 
 
@@ -215,9 +214,11 @@ def _inputs(manifest: Manifest) -> tuple[str, ...]:
     )
 
 
-def _sources(members: Sequence[Member], model: str) -> list[tuple[Member, Manifest, Manifest]]:
+def _sources(
+    members: Sequence[GroupMember], model: str
+) -> list[tuple[GroupMember, Manifest, Manifest]]:
     """Return each manifest, with its member, and what it becomes in the group."""
-    dearest = max(variant.multiply_adds for member in members for variant in member.folder.variants)
+    most = max(variant.multiply_adds for member in members for variant in member.folder.variants)
     made = []
     for member in members:
         parent = member.folder.manifests[0].parent
@@ -234,10 +235,10 @@ def _sources(members: Sequence[Member], model: str) -> list[tuple[Member, Manife
                     family=own.variant.family,
                     role=role,
                     setting=setting,
-                    budget=Budget(variant.multiply_adds / dearest),
+                    budget=Budget(variant.multiply_adds / most),
                     kept=variant.multiply_adds,
-                    total=dearest,
-                    unit=UNIT,
+                    total=most,
+                    unit=OF_GROUPS,
                     precision=precision,
                 )
                 # An ONNX file contains the name of its file of weights.
@@ -254,7 +255,7 @@ def _sources(members: Sequence[Member], model: str) -> list[tuple[Member, Manife
     return made
 
 
-def _store(place: Path, member: Member, own: Manifest, manifest: Manifest) -> None:
+def _store(place: Path, member: GroupMember, own: Manifest, manifest: Manifest) -> None:
     source = member.folder.path
     copy_file(source / own.file.name, place / manifest.file.name)
     if own.file.data:

@@ -12,6 +12,7 @@ from saccade.core.errors import SaccadeError
 BudgetLike = float | Fraction | str
 # The float identifies every fraction up to this denominator, including decimals of six digits.
 _MOST = 10**6
+_LABEL = re.compile(r"b[0-9]{4}")
 _RATIO = re.compile(r"\s*([0-9]{1,9})\s*/\s*([1-9][0-9]{0,8})\s*")
 
 
@@ -87,19 +88,33 @@ class ComputeBudget:
     Units: share is 1 for the whole model; a request's `budget` is compared with it.
     """
 
-    label: str  # in the variant's name: b0250, t3, exact
+    label: str  # in the variant's name: b0250, t3, exact, r160
     share: Budget
     kept: int
     total: int
-    unit: str  # modules, slots, rounds, head
+    unit: str  # modules, slots, rounds, head, pixels per side
+    part: "ComputeBudget | None" = None  # of a resolution: the budget of the model at that size
+
+    def same_as(self, other: "ComputeBudget") -> bool:
+        """Return whether variants of both budgets are the same function."""
+        one, two = (budget.part or budget for budget in (self, other))
+        same = one.label == two.label or (one.unit != "head" and one.kept == two.kept)
+        return same and self.scale == other.scale
+
+    @property
+    def scale(self) -> Fraction:
+        """The side of the images as a fraction of the model's own."""
+        return Fraction(self.kept, self.total) if self.part else Fraction(1)
 
 
 def fraction_budget(text: str, total: int, unit: str) -> ComputeBudget:
     """Return the budget that keeps a fraction of `total`, at least one; halves are rounded up.
 
+    Labels are read, too: b0250 is 0.25.
+
     Raises: SaccadeError if it is not a fraction in (0, 1] or keeps nothing.
     """
-    budget = Budget(text)
+    budget = Budget(f"{text[1:]}/1000" if _LABEL.fullmatch(text) else text)
     if budget.label == "b0000":
         raise SaccadeError(
             f"budget {budget:g} is too small: names of variants give it in thousandths. The "

@@ -10,6 +10,7 @@ from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count, WrongValue, field_kinds, typed
 from saccade.models.budget import Budget, ComputeBudget
 from saccade.models.resnet_sizes import STRIDE, sizes_of
+from saccade.models.resolution import TokenGrid, resolution_budget
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,11 @@ class ConfigValues:
                 f"expected {expected}. Change that field."
             )
 
+    @property
+    def token_grid(self) -> TokenGrid | None:
+        """The tokens of an image; None if the model reads images of one size, or none."""
+        return None
+
     def budgets(self) -> tuple[ComputeBudget, ...]:
         """Return the default variants, largest first; here only the whole model."""
         return (ComputeBudget("b1000", Budget(1), 1, 1, "model"),)
@@ -117,6 +123,8 @@ class ConfigValues:
 
         Raises: SaccadeError listing what is accepted.
         """
+        if found := resolution_budget(self, text):
+            return found
         (whole,) = ConfigValues.budgets(self)
         if text.strip() not in ("1", "1.0", "whole", whole.label):
             raise SaccadeError(

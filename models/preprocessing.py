@@ -2,7 +2,7 @@
 """Preprocessing: the model's input, how an image becomes that input, and limits on images."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from saccade.core import limits
@@ -28,6 +28,9 @@ _SQUASHED = {
     "channel_order": "rgb",
     "min_side_px": 1,
 }
+
+# Fields that older releases do not know, with their defaults.
+_LATER: dict[str, Any] = {"crop_rounding": "even", "trained_px": []}
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,9 @@ class Preprocessing(ImageFields, ConfigValues):
     min_side_px: Side = 2
     # of half a pixel in the center crop's place; down: as Hugging Face's image processors
     crop_rounding: Literal["even", "down"] = "even"
+    # height and width that the model was trained with, if these images are smaller: arrays of
+    # pixels of that size are resized
+    trained_px: tuple[Side, ...] = ()
 
     def __post_init__(self) -> None:
         # Manifests repeat mean and std as they were written, integers too.
@@ -79,6 +85,7 @@ class Preprocessing(ImageFields, ConfigValues):
         object.__setattr__(self, "resize_px", self.resize_px or (self.height_px, self.width_px))
         object.__setattr__(self, "fill", self.fill or (0,) * self.channels)
         self._expect("resize_px", len(self.resize_px) == 2, "height and width")
+        self._expect("trained_px", len(self.trained_px) in (0, 2), "height and width, or nothing")
         levels = f"{self.channels} whole numbers from 0 to 255"
         self._expect("fill", len(self.fill) == self.channels, levels)
         parts = len(self.cut) == 4 and min(self.cut[2:]) > 0
@@ -95,11 +102,9 @@ class Preprocessing(ImageFields, ConfigValues):
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values; `crop_rounding` only if it is not the default."""
+        """Return the fields as JSON values; those of `_LATER` only if they are not the default."""
         values = super().to_dict()
-        if self.crop_rounding == "even":
-            del values["crop_rounding"]
-        return values
+        return {key: value for key, value in values.items() if _LATER.get(key, ...) != value}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Preprocessing":
@@ -109,7 +114,7 @@ class Preprocessing(ImageFields, ConfigValues):
         """
         if not isinstance(values, dict):
             raise SaccadeError(f"Preprocessing: found {values!r:.100}, expected a JSON object.")
-        values = with_crop_rounding(upgraded(values))
+        values = with_later(upgraded(values))
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(values) - known, key=str)
         missing = sorted(known - set(values))
@@ -129,6 +134,31 @@ class Preprocessing(ImageFields, ConfigValues):
         """
         size = (config.height_px, config.width_px, config.channels)
         return cls(*size, tuple(config.mean), tuple(config.std), **others)
+
+    @property
+    def array_px(self) -> tuple[int, ...]:
+        """Height and width of images in arrays of pixels."""
+        return self.trained_px or (self.height_px, self.width_px)
+
+    def at_height(self, height_px: int) -> "Preprocessing":
+        """Return the same view of an image in fewer pixels, at the same aspect ratio.
+
+        The sides of resize and crop are scaled alike and rounded to whole pixels, halves up: 256
+        and 224 become 183 and 160.
+        """
+        if height_px == self.height_px:
+            return self
+
+        def scaled(px: int) -> int:
+            return max(1, (2 * px * height_px + self.height_px) // (2 * self.height_px))
+
+        return replace(
+            self,
+            height_px=height_px,
+            width_px=scaled(self.width_px),
+            resize_px=tuple(map(scaled, self.resize_px)),
+            trained_px=self.array_px,
+        )
 
     def wanted(self) -> "ImageInput":
         """Return the settings that `image_decoding` needs."""
@@ -158,9 +188,9 @@ class Preprocessing(ImageFields, ConfigValues):
         )
 
 
-def with_crop_rounding(values: dict[str, Any]) -> dict[str, Any]:
-    """Add the field that `to_dict` leaves out, and that older files lack."""
-    return {"crop_rounding": "even"} | values
+def with_later(values: dict[str, Any]) -> dict[str, Any]:
+    """Add the fields that `to_dict` leaves out, and that older files lack."""
+    return _LATER | values
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count, Natural, Positive
 from saccade.models.config_values import ImageFields, shared_fields
 from saccade.models.resnet_sizes import BLOCKS, STEM_PX, WIDTHS, ResNetSizes, sizes_of
+from saccade.models.resolution import TokenGrid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,6 +89,16 @@ class TrunkShape(TrunkFields):
     def grid(self) -> tuple[int, int]:
         """Rows and columns of the image's tokens at the start of the trunk."""
         return self.height_px // self.patch_px, self.width_px // self.patch_px
+
+    @property
+    def token_grid(self) -> TokenGrid:
+        """The grid, the side of each stage's windows, and whether positions are filtered.
+
+        As in transformers, positions are filtered in a ViT with registers, and in no other.
+        """
+        staged = () if self.is_resnet else self.stage_grids
+        windows = tuple(min(rows, columns, self.window) for rows, columns in staged)
+        return TokenGrid(*self.grid, windows, antialias=self.registers > 0)
 
     @property
     def stage_grids(self) -> tuple[tuple[int, int], ...]:

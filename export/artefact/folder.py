@@ -113,11 +113,6 @@ class ArtefactFolder:
         return grouped(self.manifests)
 
     @property
-    def is_group(self) -> bool:
-        """True if its variants come from several folders; see `artefact.group`."""
-        return self.manifests[0].member is not None
-
-    @property
     def model(self) -> str:
         """The name of the model, which is also the name of its router."""
         return self.manifests[0].variant.model

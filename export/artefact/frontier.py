@@ -293,11 +293,11 @@ def merged(
         if policy.hashes <= present and (policies is None or policy.place not in places)
     )
     both = sorted((*still, *(policies or ())), key=lambda one: (one.device, one.runtime, one.risk))
-    budgeted = _with_cost_shares(by_key.values(), variants)
+    budgeted = with_cost_shares(by_key.values(), variants)
     return Frontier(old.model, tuple(sorted(budgeted, key=order)), tuple(both))
 
 
-def _with_cost_shares(
+def with_cost_shares(
     entries: Iterable[FrontierEntry], variants: Sequence[VariantFiles]
 ) -> list[FrontierEntry]:
     """Return the entries with the budgets that follow from the measurements of each machine."""
@@ -320,7 +320,7 @@ def cost_shares(
     It is that of the manifest. Once every variant of a group was measured, it is its time per
     sample as a share of the longest, with four digits: sizes of different models say little.
     """
-    if any(variant.main.member is None or variant.name not in measured for variant in variants):
+    if any(not variant.in_group or variant.name not in measured for variant in variants):
         return {variant.name: float(variant.main.variant.budget) for variant in variants}
     seconds = {variant.name: measured[variant.name].seconds for variant in variants}
     return {name: float(f"{own / max(seconds.values()):.4g}") for name, own in seconds.items()}

@@ -23,7 +23,7 @@ from saccade.exporter.artefact.variant import variant_name
 from saccade.models.budget import Budget
 from saccade.models.families import FAMILIES, entry_of
 from saccade.models.interface import TensorSpec
-from saccade.models.preprocessing import Preprocessing, with_crop_rounding
+from saccade.models.preprocessing import Preprocessing, with_later
 
 SCHEMA = "saccade.manifest"
 VERSION = 6
@@ -249,7 +249,7 @@ def read_manifest(path: Path) -> Manifest:
 def _completed(content: dict[str, Any]) -> dict[str, Any]:
     declared, file = content.get("preprocessing"), content.get("file")
     if isinstance(declared, dict):
-        content["preprocessing"] = with_crop_rounding(declared)
+        content["preprocessing"] = with_later(declared)
     if isinstance(file, dict):
         content["file"] = {"data": None, **file}  # most have none
     return {"member": None, "step_only": False, **content}
@@ -306,6 +306,11 @@ class VariantFiles:
     def main(self) -> Manifest:
         """The component that answers a plain request."""
         return next(iter(self.components.values()))
+
+    @property
+    def in_group(self) -> bool:
+        """True if `saccade group` took it from another folder."""
+        return self.main.member is not None
 
     @property
     def sha256(self) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 # Roles of a variant's files; the first answers a plain request. A family may add roles.
 ROLES = ("", "image", "encode", "text", "decode", "step")
+OF_GROUPS = "multiply-adds"  # unit of the budgets of a group
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _BUDGET_NAME = re.compile(r"[a-z0-9]{1,16}")
 
@@ -105,11 +106,12 @@ def choose_budgets(
                     f"budgets {other.share:g} and {budget.share:g} would both be named "
                     f"'{budget.label}'. Leave one out of --budget."
                 )
-            same = budget.unit != "head" and budget.kept == other.kept
-            if same:
+            if budget.same_as(other):
+                names = f"{other.share:g} and {budget.share:g}"
+                if budget.part or other.part:
+                    names = f"'{other.label}' and '{budget.label}'"
                 raise SaccadeError(
-                    f"budgets {other.share:g} and {budget.share:g} both keep {budget.kept} of "
-                    f"{budget.total} {budget.unit}: the variants would be the same. Leave one "
-                    "out of --budget."
+                    f"budgets {names} both keep {budget.kept} of {budget.total} {budget.unit}: "
+                    "the variants would be the same. Leave one out of --budget."
                 )
     return tuple(chosen)

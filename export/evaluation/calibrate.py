@@ -242,8 +242,9 @@ def _check_choice(folder: ArtefactFolder) -> None:
         checkpoint = shlex.quote(str(folder.path / folder.manifests[0].parent.name))
         raise SaccadeError(
             f"{folder}: found 1 variant ({folder.variants[0].name}), expected at least two, so "
-            "that easy samples can stop at a cheaper one. Export more budgets: saccade export "
-            f"{checkpoint} --budget 1,0.5,0.25 --out {shlex.quote(str(folder))} --force"
+            "that easy samples can stop at a cheaper one. Export more budgets, or smaller images "
+            f"(--budget r224,r160): saccade export {checkpoint} --budget 1,0.5,0.25 --out "
+            f"{shlex.quote(str(folder))} --force"
         )
 
 
@@ -295,7 +296,7 @@ def _full(
 ) -> str:
     """The variant that the others are compared with: of the largest budget, the most precise.
 
-    In a group, a cheaper one may be better: then it is the dearest of those that no other one
+    In a group, a cheaper one may be better: then it is the most expensive one that no other
     dominates.
 
     Raises: SaccadeError if it was not measured.
@@ -304,7 +305,7 @@ def _full(
 
     def rank(variant: VariantFiles) -> tuple[bool, bool, float, int]:
         entry = measured.get(variant.name)
-        dominated = folder.is_group and entry is not None and entry.dominated_by is not None
+        dominated = variant.in_group and entry is not None and entry.dominated_by is not None
         precision = PRECISIONS.index(variant.main.variant.precision)
         return not variant.main.step_only, not dominated, budgets[variant.name], -precision
 

@@ -11,7 +11,7 @@ from saccade.core.errors import SaccadeError
 from saccade.core.progress import progress_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FrontierEntry
-from saccade.exporter.evaluation.decisions import Decide, Decisions, Segment, Segments
+from saccade.exporter.evaluation.decisions import Decide, Deciders, Decisions, Segment, Segments
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.exporter.policy.answers import (
@@ -76,17 +76,16 @@ def _classified(
 ) -> AnsweredSamples:
     """What variants that choose one of several classes answer, and the data."""
     decide: Decide = imported(task.decide)
-    deciders = [
-        decide(variants.models[0], _asked(options, data), split) for data, split in _parts(options)
-    ]
-    if options.labels and all(one.labels is one.labelling is None for one in deciders):
+    sources = [Deciders(decide, _asked(options, data), split) for data, split in _parts(options)]
+    first = [source.of(variants.models[0]) for source in sources]
+    if options.labels and all(one.labels is one.labelling is None for one in first):
         raise SaccadeError(
             f"--labels {options.labels}: names the classes of labeled data, but "
-            f"{deciders[-1].name} has no labels. Drop it, or sort the images into one folder per "
+            f"{first[-1].name} has no labels. Drop it, or sort the images into one folder per "
             "class."
         )
     found = [
-        [_first(decider.variant(model).decisions(), options.limit) for decider in deciders]
+        [_first(source.of(model).decisions(), options.limit) for source in sources]
         for model in _each(variants)
     ]
     data = found[0][-1]

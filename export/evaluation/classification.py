@@ -266,9 +266,14 @@ def labelled_examples(
     inputs = {name: array[chosen] for name, array in data.inputs.items()}
     truths = [data.class_names[label] for label in data.labels[chosen]]
     samples = ExampleSamples(inputs.get("image"), _as_text(models[0], inputs), truths)
-    answers = [
-        labelled_answers(model, data.class_names, model.component("")(inputs)) for model in models
-    ]
+    taken = {models[0].preprocessing: inputs}
+    answers = []
+    for model in models:
+        if (own := model.preprocessing) not in taken:
+            more = test_inputs(model, options).inputs
+            taken[own] = {name: array[chosen] for name, array in more.items()}
+        outputs = model.component("")(taken[own])
+        answers.append(labelled_answers(model, data.class_names, outputs))
     return samples, answers
 
 

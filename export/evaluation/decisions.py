@@ -12,7 +12,9 @@ from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedMode
 from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.exporter.policy.answers import MEASURES, mask_confidence
 from saccade.exporter.runtimes.runners import run_in_batches
+from saccade.models.data.samples.images import fitted
 from saccade.models.interface import Arrays
+from saccade.models.preprocessing import Preprocessing
 
 _BATCH = 32
 _CHUNK = 256  # masks of all images may need much memory
@@ -99,7 +101,10 @@ class Decider(DataSplit):
         return run_in_batches(lambda some: {"logits": self.run(some)}, inputs, _BATCH)["logits"]
 
     def variant(self, model: EvaluatedModel) -> "Decider":
-        """Return another variant of the model on the same samples, which are not loaded again."""
+        """Return another variant of the model on the same samples, which are not loaded again.
+
+        The variant takes images of the same size.
+        """
         return replace(self, run=self.of(model))
 
     def decisions(self) -> Decisions:
@@ -166,5 +171,41 @@ class Segmenter:
 
 
 Decide = Callable[[EvaluatedModel, EvaluateOptions, str], Decider]
+
+
+class Deciders:
+    """The variants of a folder on one split, whose samples are loaded once per preprocessing."""
+
+    def __init__(self, decide: Decide, options: EvaluateOptions, split: str) -> None:
+        self._decide, self._asked = decide, (options, split)
+        self._loaded: dict[Preprocessing | None, Decider] = {}
+        self._drawn: dict[Preprocessing | None, Arrays] = {}
+
+    def of(self, model: EvaluatedModel) -> Decider:
+        """Return a variant on samples as it takes them."""
+        taken = model.preprocessing
+        if taken not in self._loaded:
+            self._loaded[taken] = self._decide(model, *self._asked)
+        return self._loaded[taken].variant(model)
+
+    def on_rows(self, model: EvaluatedModel, rows: np.ndarray) -> Run:
+        """Return a variant as a function of `row`, places among these rows, always the same ones.
+
+        The rows are in memory in its form, whatever the size of its images.
+        """
+        decider, taken = self.of(model), model.preprocessing
+        if taken not in self._drawn:
+            self._drawn[taken] = {name: array[rows] for name, array in decider.inputs.items()}
+        own = self._drawn[taken]
+        return lambda some: decider.run({name: array[some["row"]] for name, array in own.items()})
+
+    def on_files(self, model: EvaluatedModel) -> Run:
+        """Return a variant as a function of what a caller sends: its router decodes the images."""
+        run, taken = self.of(model).run, model.preprocessing
+        if taken is None:
+            return run
+        return lambda sent: run({**sent, "image": fitted(sent["image"], taken)})
+
+
 Segment = Callable[[EvaluatedModel, EvaluateOptions, str], Segmenter]  # the images of one split
 SegmentScored = Callable[[EvaluatedModel, EvaluateOptions], Segmenter]  # the images of a score

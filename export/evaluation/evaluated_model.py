@@ -20,6 +20,7 @@ from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.checkpoint_folder import checkpoint_name
 from saccade.models.checkpoint_format import AUTHORS_DATA, GENERATED_DATA
+from saccade.models.data.calibration import at_budget
 from saccade.models.interface import Arrays, Family, TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.results import EvaluationResult, Score
@@ -179,7 +180,11 @@ def subjects_of_checkpoint(
     model = cast(Family, checkpoint.build())
     budgets = choose_budgets(model, budget) if budget else model.budgets()[:1]
     return [
-        _built(checkpoint, model.at(budget), f"{checkpoint_name(checkpoint.path)}-{budget.label}")
+        _built(
+            at_budget(checkpoint, budget),
+            model.at(budget),
+            f"{checkpoint_name(checkpoint.path)}-{budget.label}",
+        )
         for budget in budgets
     ]
 

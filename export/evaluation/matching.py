@@ -236,9 +236,12 @@ def zero_shot_examples(
     """Return the label whose words are nearest to each chosen image."""
     data = labelled_images(models[0], options, options.split or HELD_OUT)
     images, names = data.images[chosen], data.class_names
-    answers = []
+    taken, answers = {models[0].preprocessing: images}, []
     for model in models:
-        outputs = model.component("image")({"image": images})
+        if (own := model.preprocessing) not in taken:
+            more = labelled_images(model, options, options.split or HELD_OUT)
+            taken[own] = more.images[chosen]
+        outputs = model.component("image")({"image": taken[own]})
         logits = _classifier(model, options, names)(outputs["embedding"])
         answers.append(labelled_answers(model, names, {**outputs, "logits": logits}))
     return ExampleSamples(images, (), [names[label] for label in data.labels[chosen]]), answers

@@ -10,6 +10,7 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.evaluation.tasks import EvaluateOptions
+from saccade.models.data.samples.images import at_size
 from saccade.models.data.scene_texts import CaptionedScenes, Question, caption, captioned, questions
 from saccade.models.data.shapes import Object, Scenes, scenes
 from saccade.models.preprocessing import Preprocessing
@@ -33,7 +34,8 @@ def described_scenes(preprocessing: Preprocessing, options: EvaluateOptions) -> 
     """
     drawn = drawn_scenes(preprocessing, options, CAPTIONED_SCENES)
     said = captioned(drawn, options.seed)
-    return SceneCaptions(**vars(said), data="shapes", sha256=scenes_sha256(drawn, said.captions))
+    fields = vars(said) | {"images": at_size(said.images, preprocessing)}
+    return SceneCaptions(**fields, data="shapes", sha256=scenes_sha256(drawn, said.captions))
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def references(objects: Sequence[Object], rng: np.random.Generator) -> list[str]
 def drawn_scenes(
     preprocessing: Preprocessing, options: EvaluateOptions, usual: int | None, split: str = "test"
 ) -> Scenes:
-    """Return the first scenes of a split in the model's image size.
+    """Return the first scenes of a split in the size of the images that the model learned from.
 
     Raises: SaccadeError if the data is not `shapes`, or the model's images are not square RGB.
     """
@@ -78,10 +80,10 @@ def drawn_scenes(
             "data has. Pass --data shapes."
         )
     require_test_split(options)
-    side_px = preprocessing.height_px
-    if preprocessing.width_px != side_px or preprocessing.channels != 3:
+    side_px, width_px = preprocessing.array_px
+    if width_px != side_px or preprocessing.channels != 3:
         raise SaccadeError(
-            f"--data shapes: the model's images are {side_px}x{preprocessing.width_px} px with "
+            f"--data shapes: the model's images are {side_px}x{width_px} px with "
             f"{preprocessing.channels} channels, expected square images with 3 channels."
         )
     count = usual if options.limit is None else options.limit

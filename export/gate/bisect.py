@@ -94,7 +94,7 @@ def bisect(gate: GateReport, *, progress: Report | None = bar) -> BisectReport:
                 advance(0, note=manifest.variant.name)
                 budget = reference.budget(manifest.exported)
                 component = component_named(reference.variant(budget), manifest.variant.role)
-                inputs = calibration_inputs(reference.checkpoint, component, _SAMPLES)
+                inputs = calibration_inputs(reference.sized(budget), component, _SAMPLES)
                 rows.append(departure(folder, manifest, own, inputs))
                 advance()
     return BisectReport(gate.folder, tuple(rows))

@@ -264,7 +264,7 @@ def _verify_variant(
             return VariantReport(name, None, (wrong[path.name],))
         budget = reference.budget(entry)
         facts = reference.runtime_metadata(budget)
-        problems = contradictions(path, manifest, reference.checkpoint, facts, budget)
+        problems = contradictions(path, manifest, reference.sized(budget), facts, budget)
         if problems:
             return VariantReport(name, None, problems)
         outputs = [spec.name for spec in manifest.outputs]

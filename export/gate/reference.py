@@ -28,6 +28,7 @@ from saccade.exporter.graph.samples import (
 from saccade.exporter.runtimes.runners import run_in_batches, torch_runner
 from saccade.models.budget import ComputeBudget
 from saccade.models.checkpoint import Checkpoint
+from saccade.models.data.calibration import at_budget
 from saccade.models.interface import Arrays, Component, Family, component_named
 
 _PERTURBATIONS = 4
@@ -64,6 +65,7 @@ class Reference:
         self.sizes(0)  # refuses an unknown level before anything is read
         self._model: Family | None = None
         self._last: tuple[Any, ExpectedAnswers] | None = None
+        self._sized: dict[int | None, Checkpoint] = {}  # the last one
         self._at_every_budget: dict[Any, ExpectedAnswers] = {}
 
     @property
@@ -100,6 +102,13 @@ class Reference:
     def runtime_metadata(self, budget: ComputeBudget) -> dict[str, Any]:
         """Return what the model at a budget says about itself to a server."""
         return self._plain.at(budget).runtime_metadata()
+
+    def sized(self, budget: ComputeBudget) -> Checkpoint:
+        """Return the checkpoint with the preprocessing and samples of a variant's images."""
+        height = budget.kept if budget.part else None
+        if height not in self._sized:
+            self._sized = {height: at_budget(self.checkpoint, budget)}
+        return self._sized[height]
 
     @cached_property
     def _plain(self) -> Family:
@@ -157,7 +166,8 @@ class Reference:
     ) -> ExpectedAnswers:
         variant = self.variant(budget)
         component = component_named(variant, role)
-        samples = samples_of(self.checkpoint, component, self.sizes(multiply_adds))
+        checkpoint = self.sized(budget)
+        samples = samples_of(checkpoint, component, self.sizes(multiply_adds))
         batch = _COSTLY_BATCH if multiply_adds > _COSTLY_MULTIPLY_ADDS else _REFERENCE_BATCH
         done = part_of(advance, 1, len(samples), "reference in float64")
         run = torch_runner(variant, role, outputs)
@@ -166,10 +176,10 @@ class Reference:
         component = unbound(component)
         seen = samples.sizes.random_inputs
         scored = ScoreReference(
-            self.checkpoint,
+            checkpoint,
             component,
             lambda: torch_runner(self.folded(budget), role, outputs),
-            lambda: further_noise(self.checkpoint, component, seen),
+            lambda: further_noise(checkpoint, component, seen),
         )
         return ExpectedAnswers(component, samples, answers, in_float32, scored)
 

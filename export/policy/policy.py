@@ -20,7 +20,8 @@ from saccade.core.schema import Count, Natural, Positive, Probability, Range, Sh
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.artefact.manifest_checks import odd_hashes, read_stored
 from saccade.exporter.policy.answers import MEASURES, Answers, CalibratedVariant, agreement_classes
-from saccade.exporter.policy.certify import Certificate, ClassRisk, certify
+from saccade.exporter.policy.bounds import binomial_bound
+from saccade.exporter.policy.certify import Certificate, Chain, ClassRisk, certify
 from saccade.exporter.policy.classes import certify_classes
 from saccade.exporter.policy.options import MOST_STEPS, Against, check_policy_name, name_by_risk
 
@@ -28,6 +29,7 @@ SCHEMA = "saccade.policies"
 VERSION = 2
 SUFFIX = ".policy.json"
 ANSWERS_SUFFIX = ".policy.npz"
+FALSE_ALARM = 0.05  # chance that the router withdraws a policy without reason, over its life
 Measure = Literal["top1", "margin", "entropy"]
 Risk = Annotated[float, Range(0, 1, below=True)]
 
@@ -354,6 +356,8 @@ class CertificateReport:
     policy: Policy | None
     problem: str | None
     file: PolicyFile | None = None  # that the policy is in
+    # Upper bound on the share of answers that differ from the full model's; only against labels.
+    differing: float | None = None
 
     @property
     def passed(self) -> bool:
@@ -396,7 +400,7 @@ def _again(content: PolicyFile, path: Path) -> list[CertificateReport]:
     )
     reports = []
     for policy, result in zip(content.policies, found, strict=True):
-        problem = None
+        problem = differing = None
         if not isinstance(result, Certificate):
             problem = (
                 f"the samples do not certify a risk of {policy.risk:g}: the bound reached is "
@@ -404,10 +408,17 @@ def _again(content: PolicyFile, path: Path) -> list[CertificateReport]:
             )
         elif (expected := policy_of(policy.name, result, answers)) != policy:
             problem = _difference(policy, expected)
+        elif content.against == "labels":
+            differing = _differing(answers, result.chain)
         if problem is not None:
             problem = f"{path}: policy {policy.name}: {problem}. {calibrate_again(path.parent)}"
-        reports.append(CertificateReport(policy.name, policy, problem, content))
+        reports.append(CertificateReport(policy.name, policy, problem, content, differing))
     return reports
+
+
+def _differing(answers: Answers, chain: Chain) -> float:
+    lost = chain.losses(answers.testing, answers.differs[:, answers.learn :])
+    return round(binomial_bound(int(lost.sum()), len(lost), 1 - FALSE_ALARM / 2), 6)
 
 
 def _difference(found: Policy, expected: Policy) -> str:

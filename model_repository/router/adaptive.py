@@ -161,6 +161,11 @@ class Adaptive:
         self._levels: dict[Any, Level] = {}
         self._lock = threading.Lock()
 
+    def forget(self) -> None:
+        """Forget the levels: the candidates have changed."""
+        with self._lock:
+            self._levels.clear()
+
     def check_arrival(self, wish: Wish, role: str, left_s: float, rows: int) -> None:
         """Refuse a request before its inputs are read, which costs least.
 

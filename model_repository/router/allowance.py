@@ -52,7 +52,7 @@ def loads_of(policy: PolicyRoute, routes: Sequence[Route]) -> list[float]:
 
     It is 0 where that is not known.
     """
-    shares = [step.share for step in policy.steps]
+    shares = [step.end_share for step in policy.steps]
     if None in shares:
         return [0.0] * len(routes)
     reached = [1.0 - ended for ended in accumulate(shares)]

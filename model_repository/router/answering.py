@@ -95,6 +95,12 @@ class Answering:
         """
         return self._kept_choice(text) if len(text) <= KEPT_TEXT else self._choice(text)
 
+    def withdraw(self, policy: str, reason: str) -> None:
+        """Let the full model answer the requests for a policy from now on."""
+        self.routes.withdrawn[policy] = reason
+        # Replaced and not cleared: a choice may be under way.
+        self._kept_choice = lru_cache(KEPT)(self._choice)
+
     def _choice(self, text: str) -> RequestChoice:
         parameters, own_names = json.loads(text or "{}"), self.family.parameters
         wish = wish_of(self.routes, parameters, own_names)
@@ -221,6 +227,7 @@ class Answering:
         outputs = self.routes.components[role].outputs
         tickets = [request.ticket for request in group]
         asked = {name for ticket in tickets for name in ticket.wanted}
+        asked |= {self.family.decides for ticket in tickets if ticket.sampled}
         scored = self.labels.known(route, role) and bool(asked & set(OUTPUTS))
         wanted = [name for name in outputs if name in asked or (scored and name == "embedding")]
         # A caller may request the variant's name only; the call still proves that it answers.

@@ -39,6 +39,7 @@ class Ticket(NamedTuple):
     policy: str = ""  # the policy that the request follows, if it is a chain of one variant
     adapted: Any = None  # what the answer says about the load-adaptive choice, if there was one
     behind: bool = False  # whether its caller has used up its allowance, so others go first
+    sampled: Any = None  # the row whose answer the monitor compares with the full model's
 
     @property
     def line(self) -> tuple[bool, str]:

@@ -46,7 +46,8 @@ class RequestChain:
     ) -> None:
         """`routes` are the variants of the policy."""
         self._request, self._policy, self._routes, self._family = request, policy, routes, family
-        self.kept = [name for name in family.by_policy if name in request.wanted]
+        kept = {*request.wanted, *([family.decides] if request.sampled else ())}
+        self.kept = [name for name in family.by_policy if name in kept]
         self.at = 0  # the current step
         self.open = np.arange(request.rows)  # rows of which no step was confident
         # Decoding replaces the files in the request's own dictionary.
@@ -120,6 +121,16 @@ class RequestChain:
         named = {**self._arrays, **self._names(), "certified": self._certified()}
         named["degraded"] = degraded_of(self._request)
         return {name: array for name, array in named.items() if name in self._request.wanted}
+
+    def decided(self, row: int) -> np.ndarray | None:
+        """Return what decides of the answer to a row that was watched.
+
+        None if it is the full model's own, or if the row did not get to the end of the chain.
+        """
+        route = self._routes[self._answered_by[row]]
+        if route.name == self._policy.full or (self.given_up and row in self.open):
+            return None
+        return self._arrays[self._family.decides][row]
 
     def rows_by_step(self) -> list[int]:
         """Return how many rows ended at each step."""

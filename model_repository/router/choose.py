@@ -271,7 +271,9 @@ def policy_of(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...]) 
     named = next((policy for policy in routes.policies if policy.name == str(value)), None)
     if named is None:
         raise RequestRefused(f"unknown policy {value!r:.60}, expected one of:{_table(routes)}")
-    return Followed(named, strict)
+    if (reason := routes.withdrawn.get(named.name)) and strict:
+        raise RequestRefused(f"{reason}. Without {STRICT}, the full model answers")
+    return Followed(routes.full_policy if reason else named, strict)
 
 
 def by_risk(routes: Routes, risk: float) -> PolicyRoute:
@@ -279,7 +281,7 @@ def by_risk(routes: Routes, risk: float) -> PolicyRoute:
 
     For a risk of 0 it is always the full model, even if a policy is certified for 0.
     """
-    fitting = [policy for policy in routes.policies if risk > 0 and policy.risk <= risk]
+    fitting = [policy for policy in routes.in_force if risk > 0 and policy.risk <= risk]
     if not fitting:
         return routes.full_policy
     return min(fitting, key=lambda policy: policy.seconds)
@@ -374,10 +376,10 @@ def candidates_of(routes: Routes, wish: Wish) -> tuple[Candidate, ...]:
         return by_quality(routes)
     if wish.risk is None:
         first = wish.followed.policy
-        others = [one for one in routes.policies if one.seconds < first.seconds]
+        others = [one for one in routes.in_force if one.seconds < first.seconds]
         most = first.risk
     else:
-        first, others, most = routes.full_policy, list(routes.policies), wish.risk
+        first, others, most = routes.full_policy, list(routes.in_force), wish.risk
     cheaper = _cheaper(one for one in others if most > 0 and one.risk <= most)
     return (_chain(routes, first), *(_chain(routes, policy) for policy in cheaper))
 
@@ -397,7 +399,7 @@ def by_quality(routes: Routes) -> tuple[Candidate, ...]:
             smaller.append(route)
     return (
         Candidate(first.name, (first,)),
-        *(_chain(routes, policy) for policy in _cheaper(routes.policies)),
+        *(_chain(routes, policy) for policy in _cheaper(routes.in_force)),
         *(Candidate(route.name, (route,), certified=False) for route in smaller),
     )
 

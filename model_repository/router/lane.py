@@ -181,6 +181,11 @@ class Lane:
         """Whether nothing runs and nothing waits."""
         return self._running is None and not self._backlog.requests
 
+    def rests(self, seconds: float) -> bool:
+        """Return whether nothing runs or waits, and nothing has run for some seconds."""
+        with self._changed:
+            return self.idle and self.service.rested_s >= seconds
+
     def ahead_of(self, ticket: Ticket) -> Waiting:
         """Return what is done before a request that arrives now."""
         with self._changed:

@@ -6,6 +6,7 @@ The server itself counts a refused request as answered. No label's value comes f
 
 import threading
 from bisect import bisect_left
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -29,6 +30,14 @@ WAITING = "Time that a request waited in the router's lane of its variant"
 DECODE = "Time to decode the images of one request"
 POLICY = "Samples that followed a policy, by the step that answered; not certified: the next failed"
 ADAPTIVE = "Requests that adapted to the load, by the variant or policy that was chosen"
+# Series of the monitor, by the name that it uses.
+SAMPLED = "Sampled answers of a policy, by whether the full model's differs"
+MONITOR = {
+    "same": ("saccade_monitor_answers_total", SAMPLED, {"differs": "false"}),
+    "differs": ("saccade_monitor_answers_total", SAMPLED, {"differs": "true"}),
+    "seconds": ("saccade_monitor_seconds_total", "Time of the full model for samples", {}),
+    "withdrawn": ("saccade_policy_withdrawn_total", "1 once the policy was withdrawn", {}),
+}
 MODEL = "Time of the calls of a variant's model for one group of requests"
 
 
@@ -144,8 +153,12 @@ class Metrics:
         variants: list[str],
         policies: tuple[PolicyRoute, ...] = (),
         choices: tuple[str, ...] = (),
+        monitored: Iterable[str] = (),
     ) -> None:
-        """`choices` are the variants and policies of requests that adapt to the load."""
+        """`choices` are the variants and policies of requests that adapt to the load.
+
+        `monitored` are the policies whose answers are sampled.
+        """
         self._tally = tally = Tally()
         by_outcome = {
             outcome: tally.counter("saccade_requests_total", REQUESTS, model=model, outcome=outcome)
@@ -190,6 +203,11 @@ class Metrics:
             for certified in (True, False)
         }
         self._adapted = _adapted(tally, model, choices)
+        self._monitored = {
+            (policy, series): tally.counter(name, description, model=model, policy=policy, **labels)
+            for policy in monitored
+            for series, (name, description, labels) in MONITOR.items()
+        }
         tally.start()
 
     def ended(self, variant: str, outcome: str) -> None:
@@ -222,6 +240,11 @@ class Metrics:
         """Count an answered request that adapted to the load."""
         with self._tally.lock:
             self._adapted[choice, degraded].add()
+
+    def monitored(self, policy: str, series: str, amount: float = 1.0) -> None:
+        """Add to one of the series of `MONITOR`."""
+        with self._tally.lock:
+            self._monitored[policy, series].add(amount)
 
     def close(self) -> None:
         """Report the remaining numbers and stop."""

@@ -27,6 +27,7 @@ from forecast import ServerQueue
 from instrumentation import Instrumentation
 from lane import INPUTS_LOST, Lane
 from metrics import Metrics
+from monitor import PolicyMonitor
 from outcomes import ANSWERED, ASK_EVERY_S, BUSY, INVALID_REQUEST, TIMEOUT, CallerCheck, Refused
 from PIL import Image
 from relay import Relay, StepSender, count_adapted
@@ -49,7 +50,10 @@ class TritonPythonModel:
         self.routes, self.family = self.answering.routes, self.answering.family
         policies = self.answering.policies
         variants = [route.name for route in self.routes.variants]
-        self.metrics = Metrics(args["model_name"], variants, policies, choices_of(self.routes))
+        monitored = self.routes.monitor.limits if self.routes.monitor else ()
+        self.metrics = Metrics(
+            args["model_name"], variants, policies, choices_of(self.routes), monitored
+        )
         self.instrumentation = Instrumentation(args["model_name"], unwatched=PROBE)
         self.lanes = {
             (route.name, role): Lane(
@@ -66,12 +70,14 @@ class TritonPythonModel:
             self.queue = ServerQueue(args["model_name"], self.routes, {PROBE: "lag"}, LANES)
         self.adaptive = Adaptive(self.routes, self.lanes, self._lag_s)
         self.allowance = Allowance()
+        self.monitor = PolicyMonitor(self.answering, self.lanes, self.metrics, self._withdraw)
         self.ended = threading.Event()
         threading.Thread(target=self._expire, daemon=True).start()
 
     def finalize(self) -> None:
         """Answer the queued requests, then stop."""
         self.ended.set()
+        self.monitor.close()
         if self.queue:
             self.queue.close()
         for lane in self.lanes.values():
@@ -174,6 +180,7 @@ class TritonPythonModel:
         Raises: RequestRefused for a request that no policy covers.
         """
         routes = self.answering.chain(ticket, followed)
+        ticket = self.monitor.sampled(ticket, followed.policy)
         ticket.sender.variant = routes[0].name
         if len(routes) == 1:  # answered as by budget, plus `steps` and `certified`
             self._offer(ticket._replace(policy=followed.policy.name), routes[0])
@@ -189,6 +196,10 @@ class TritonPythonModel:
             later_deadline_s=later_deadline_s,
         )
         relay.start()
+
+    def _withdraw(self, policy: str, reason: str) -> None:
+        self.answering.withdraw(policy, reason)
+        self.adaptive.forget()
 
     def _offer(self, ticket: Ticket, route: Route) -> None:
         self.instrumentation.routed(ticket, route)
@@ -313,6 +324,8 @@ def send(ready: Ready, arrays: dict[str, np.ndarray], route: Route) -> None:
     )
     ticket.sender.ended(ANSWERED)
     count_adapted(ticket)
+    if ticket.sampled:
+        ticket.sampled.answered(arrays)
     if ticket.policy:
         ticket.sender.metrics.followed(ticket.policy, 0, certified=True, rows=ticket.rows)
 

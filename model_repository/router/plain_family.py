@@ -55,6 +55,17 @@ class PlainFamily:
         """
         return {}
 
+    def of_row(self, parameters: dict[str, Any], row: int) -> dict[str, Any]:
+        """Return the parameters of a request with one row of another request alone."""
+        return parameters
+
+    def agrees(self, one: np.ndarray, other: np.ndarray, least: float | None) -> bool:
+        """Return whether two variants give a row the same answer, by what decides of it.
+
+        `least` is how much segmentations must agree.
+        """
+        return bool(one.argmax() == other.argmax())
+
     def check_followed(self, ticket: Ticket) -> None:
         """Check that a policy's certificate covers the request.
 

@@ -77,6 +77,8 @@ class Relay:
             self._finish()
             return
         self._over = True
+        if self._request.sampled and self._chain.at > 0:
+            self._request.sampled.ended(None)  # rows that end early alone are more often lost
         try:
             self._sender.send(response, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         except Exception as error:
@@ -129,6 +131,8 @@ class Relay:
             return
         self._sender.ended(ANSWERED)
         count_adapted(self._request)
+        if self._request.sampled:
+            self._request.sampled.ended(chain.decided(self._request.sampled.row))
         if not chain.given_up:
             self._learn(name, chain.rows_by_step())
         for (step, covered), rows in chain.rows_by_end().items():

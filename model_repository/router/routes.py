@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 SCHEMA = "saccade.routes"
 VERSION = 3
+# Environment variable with the folder of a service, which outlives the router's process.
+RUN_FOLDER = "SACCADE_RUN_FOLDER"
 # The policy of a request that allows no risk, or less than any policy is certified for. No
 # calibration can write a policy of this name, because their names contain no space.
 FULL = "full model"
@@ -82,7 +84,7 @@ class StepRoute:
     sha256: str
     threshold: float | None  # None: the last one, which always answers
     temperature: float
-    share: float | None = None  # of the calibration's samples that end here
+    end_share: float | None = None  # share of the calibration's samples that end here
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,24 @@ class AdaptiveRules:
     shares: dict[str, tuple[float, ...]]
 
 
+@dataclass(frozen=True)
+class MonitorLimit:
+    """The null hypothesis for the traffic of one policy, and the chance to reject it in error."""
+
+    rate: float  # of answers that differ from the full model's
+    alpha: float
+    min_ari: float | None = None  # of segmentations, at which they count as the same answer
+
+
+@dataclass(frozen=True)
+class MonitorRules:
+    """Answers of policies that the full model gives too, while the router is idle."""
+
+    share: float  # of the answers
+    limits: dict[str, MonitorLimit]  # by policy
+    keep: str | None = None  # folder for the sampled images
+
+
 class Routes(NamedTuple):
     """Everything that the router knows about its model, as `saccade repository` wrote it."""
 
@@ -128,6 +148,9 @@ class Routes(NamedTuple):
     variants: tuple[Route, ...]
     policies: tuple[PolicyRoute, ...] = ()
     adaptive: AdaptiveRules | None = None  # None: only a request's own objective adapts
+    monitor: MonitorRules | None = None
+    # Policies that the monitor has withdrawn since, by name, with the reason; the router adds them.
+    withdrawn: dict[str, str] = {}  # noqa: RUF012
 
     @property
     def answering(self) -> tuple[Route, ...]:
@@ -137,6 +160,11 @@ class Routes(NamedTuple):
     def named(self, name: str) -> Route:
         """Return the variant of this name; `saccade preflight` checks that there is one."""
         return next(route for route in self.variants if route.name == name)
+
+    @property
+    def in_force(self) -> tuple[PolicyRoute, ...]:
+        """The policies that were not withdrawn."""
+        return tuple(policy for policy in self.policies if policy.name not in self.withdrawn)
 
     @property
     def full_policy(self) -> PolicyRoute:
@@ -178,6 +206,8 @@ def read_routes(path: Path) -> Routes:
             for policy in content.get("policies", ())
         ),
         adaptive=_adaptive(**content["adaptive"]) if "adaptive" in content else None,
+        monitor=_monitor(**content["monitor"]) if "monitor" in content else None,
+        withdrawn={},
     )
 
 
@@ -185,3 +215,7 @@ def _adaptive(
     slo_ms: float, floor_budget: float | None, shares: dict[str, list[float]]
 ) -> AdaptiveRules:
     return AdaptiveRules(slo_ms, floor_budget, {name: (*ends,) for name, ends in shares.items()})
+
+
+def _monitor(share: float, limits: dict[str, Any], keep: str | None) -> MonitorRules:
+    return MonitorRules(share, {name: MonitorLimit(**limits[name]) for name in limits}, keep)

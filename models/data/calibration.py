@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calibration samples for the gate and the ranges of int8: own images, scenes, noise."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,14 @@ import numpy as np
 from PIL import Image
 
 from saccade.core.errors import SaccadeError
+from saccade.models.budget import ComputeBudget
 from saccade.models.checkpoint import Checkpoint, save
 from saccade.models.checkpoint_format import AUTHORS_DATA, Header
 from saccade.models.data.datasets import is_unlabelled, load_data, unlabelled_images
 from saccade.models.data.options import DataOptions, keeps_loaded
+from saccade.models.data.samples.images import at_size
 from saccade.models.data.splits import CALIBRATION_SAMPLES
-from saccade.models.interface import Component, TensorSpec
+from saccade.models.interface import Arrays, Component, TensorSpec
 from saccade.models.preprocessing import Preprocessing
 
 LEAST = 16
@@ -123,6 +126,27 @@ def recalibrated(
         replace=replace,
     )
     return written, own.described
+
+
+def sized(samples: Mapping[str, np.ndarray], preprocessing: Preprocessing | None) -> Arrays:
+    """Return calibration arrays, images among them resized for a variant that takes smaller ones.
+
+    Shapes: images uint8 [n H W c] -> [n h w c].
+    """
+    if preprocessing is None or not preprocessing.trained_px:
+        return samples
+    pixels = {name: x for name, x in samples.items() if x.ndim == 4 and x.dtype == np.uint8}
+    return {**samples, **{name: at_size(x, preprocessing) for name, x in pixels.items()}}
+
+
+def at_budget(checkpoint: Checkpoint, budget: ComputeBudget) -> Checkpoint:
+    """Return the checkpoint with the preprocessing and samples of a variant's images."""
+    taken = checkpoint.preprocessing
+    if budget.part is None or taken is None:
+        return checkpoint
+    taken = taken.at_height(budget.kept)
+    samples = sized(checkpoint.calibration, taken)
+    return dataclasses.replace(checkpoint, preprocessing=taken, calibration=dict(samples))
 
 
 def check_calibrated(where: object, checkpoint: Checkpoint | Header) -> None:

@@ -15,7 +15,7 @@ from saccade.core.errors import SaccadeError, ShapeError
 from saccade.core.verbosity import note_once
 from saccade.models.data.options import DataOptions, keeps_loaded
 from saccade.models.data.samples.arrays import ArrayFile, checked_images, names_in, npz_arrays
-from saccade.models.data.samples.images import Images, fitting, is_gray
+from saccade.models.data.samples.images import Images, at_size, fitting, is_gray
 from saccade.models.data.samples.source import (
     FolderFiles,
     SampleSource,
@@ -101,9 +101,21 @@ def load_data(
         data = _generated(name, split, preprocessing, asked or DataOptions())
     else:
         data = _own(name, split, preprocessing, side_px, also, asked or DataOptions())
-    if preprocessing is not None:
-        check_shape(name, data.images, preprocessing)
-    return data
+    return (
+        data
+        if preprocessing is None
+        else replace(data, images=taken(name, data.images, preprocessing))
+    )
+
+
+def taken(name: str | Path, images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
+    """Return images in arrays as a trained model takes them, resized if it takes smaller ones.
+
+    Raises: ShapeError as `check_shape`.
+    """
+    images = at_size(images, preprocessing)
+    check_shape(name, images, preprocessing)
+    return images
 
 
 def check_shape(name: str | Path, images: np.ndarray, preprocessing: Preprocessing) -> None:
@@ -336,7 +348,7 @@ def _shapes(split: str, preprocessing: Preprocessing | None) -> _Parts:
     from saccade.models.data.scene_texts import SCENE_LABELS, scene_label
     from saccade.models.data.shapes import scenes
 
-    side_px = 64 if preprocessing is None else preprocessing.height_px
+    side_px = 64 if preprocessing is None else preprocessing.array_px[0]
     drawn = scenes(split, side_px=side_px, objects=(1, 1))
     labels = np.array([scene_label(objects) for objects in drawn.objects], dtype=np.int64)
     return drawn.images, labels, SCENE_LABELS
@@ -378,7 +390,7 @@ def unlabelled_images(
             note_once(text)
         return fitting(Images(source, _rows(len(source), most), preprocessing.wanted()))
     images = checked_images(path, npz_arrays(path, ("images",))["images"])
-    check_shape(path, images, preprocessing)
+    images = taken(path, images, preprocessing)
     return images if most is None else images[_rows(len(images), most)]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The configuration of a Neural Attentive Circuit, and its named sizes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
 from saccade.core.errors import SaccadeError
@@ -9,6 +9,7 @@ from saccade.core.schema import Count, Natural, NonNegative, Positive, Probabili
 from saccade.models.budget import Budget, ComputeBudget, fraction_budget
 from saccade.models.config_values import ConfigValues, ImageFields, shared_fields
 from saccade.models.data.listops import VOCABULARY
+from saccade.models.resolution import TokenGrid, resolution_budget
 from saccade.models.trunks import (
     KNOWN,
     Activation,
@@ -279,6 +280,8 @@ class NACConfig(ImageFields, ConfigValues):
 
         Raises: SaccadeError if it is not a fraction in (0, 1] or keeps no module.
         """
+        if found := resolution_budget(self, text):
+            return found
         return fraction_budget(text, self.modules, "modules")
 
     def _check_sizes(self) -> None:
@@ -376,9 +379,17 @@ class NACConfig(ImageFields, ConfigValues):
     @property
     def tokens(self) -> int | None:
         """Number of tokens of an image; None if the input decides."""
+        return None if (grid := self.token_grid) is None else grid.rows * grid.columns
+
+    @property
+    def token_grid(self) -> TokenGrid | None:
+        """The tokens of an image; None if the input is another."""
         if self.input != "image":
             return None
-        return (self.height_px // self.token_px) * (self.width_px // self.token_px)
+        grid = TokenGrid(self.height_px // self.token_px, self.width_px // self.token_px)
+        if (trunk := self.trunk) is None:
+            return grid
+        return replace(trunk.token_grid, rows=grid.rows, columns=grid.columns)
 
     @property
     def token_px(self) -> int:

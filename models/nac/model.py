@@ -33,6 +33,7 @@ from saccade.models.nac.layers import (
     norm_where,
 )
 from saccade.models.nac.tokenizers import tokenizer
+from saccade.models.resolution import resized
 
 
 class NAC(NACFunction, Family):
@@ -215,6 +216,8 @@ class NAC(NACFunction, Family):
 
     def at(self, budget: ComputeBudget) -> "NAC":
         """Return the pruned model of that budget."""
+        if budget.part is not None:
+            return resized(self, budget.kept).at(budget.part)
         return self.prune(budget.kept / budget.total)
 
     def runtime_metadata(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 import numpy as np
 
 from saccade.core.errors import ShapeError
+from saccade.models.rand_index import rand_index
 
 
 def adjusted_rand_index(
@@ -31,23 +32,4 @@ def adjusted_rand_index(
     if foreground:
         counts = counts & (true > 0)
     triples = zip(true, predicted, counts, strict=True)
-    return np.array([_index(t[c], f[c]) for t, f, c in triples], dtype=np.float64)
-
-
-def _index(true: np.ndarray, predicted: np.ndarray) -> float:
-    _, rows = np.unique(true, return_inverse=True)
-    names, columns = np.unique(predicted, return_inverse=True)
-    width = max(1, len(names))
-    table = np.bincount(rows * width + columns, minlength=width).astype(np.float64)
-    pairs = _pairs(table)
-    of_true, of_found = _pairs(np.bincount(rows)), _pairs(np.bincount(columns))
-    points = float(len(true))
-    expected = of_true * of_found / max(points * (points - 1), 1.0)
-    spread = (of_true + of_found) / 2 - expected
-    return 1.0 if spread == 0 else float((pairs - expected) / spread)
-
-
-def _pairs(counts: np.ndarray) -> float:
-    """Count the ordered pairs of different pixels in the same segment."""
-    numbers = counts.astype(np.float64)
-    return float((numbers * (numbers - 1)).sum())
+    return np.array([rand_index(t[c], f[c]) for t, f, c in triples], dtype=np.float64)

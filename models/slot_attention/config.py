@@ -8,6 +8,7 @@ from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count, Length, Natural, NonNegative, Positive
 from saccade.models.budget import Budget, ComputeBudget
 from saccade.models.config_values import ConfigValues, ImageFields
+from saccade.models.resolution import resolution_budget
 
 Encoder = Literal["simple-cnn", "resnet"]
 GridEmbedding = Literal["concat", "project_add"]
@@ -104,6 +105,7 @@ class SlotConfig(ImageFields, ConfigValues):
 
         Raises: SaccadeError if it is not between 1 and the rounds of this model.
         """
+        resolution_budget(self, text)  # refuses it: grids of slots and pixels have one size
         most = self.rounds
         digits = text.strip().lower().removeprefix("t")
         if not (digits.isdecimal() and 1 <= int(digits) <= most):

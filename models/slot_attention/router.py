@@ -12,6 +12,7 @@ from backlog import Ticket
 from choose import RequestRefused
 from initial import WrongSlots, check_slots, initial_states
 from plain_family import PlainFamily, whole
+from rand_index import rand_index
 from routes import Route
 
 STATE = "initial_state"
@@ -50,6 +51,15 @@ class Family(PlainFamily):
             except WrongSlots as error:
                 raise RequestRefused(f"parameter {error}") from error
         return numbers
+
+    def of_row(self, parameters: dict[str, Any], row: int) -> dict[str, Any]:
+        """Return the parameters that draw the initial slots of one row."""
+        return {**parameters, "first_image": parameters.get("first_image", 0) + row}
+
+    def agrees(self, one: np.ndarray, other: np.ndarray, least: float | None) -> bool:
+        """Return whether two segmentations agree, however their slots are numbered."""
+        owners = (masks.argmax(0).ravel() for masks in (one, other))
+        return least is not None and rand_index(*owners) >= least
 
     def check_followed(self, ticket: Ticket) -> None:
         """Check that the slots of the request's images are drawn as in the calibration.

@@ -18,7 +18,8 @@ INVARIANT_SAMPLES = 64  # the invariant recomputes their spectra
 INVARIANT_TOLERANCE = 1e-3
 REMEDY = (
     "Exact svPN amplifies rounding where a sample's covariance has singular values near 0. Export "
-    "--budget fast,class, or bound the slope in training: saccade train sot --set svpn_ridge=0.001."
+    "--budget fast,class (at a resolution: r160fast), or bound the slope in training: saccade "
+    "train sot --set svpn_ridge=0.001."
 )
 
 

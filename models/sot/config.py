@@ -10,6 +10,7 @@ from saccade.models.budget import Budget, ComputeBudget
 from saccade.models.config_values import ConfigValues, shared_fields
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from saccade.models.resnet_sizes import BLOCKS, STEM_PX, WIDTHS
+from saccade.models.resolution import TokenGrid, or_smaller, resolution_budget
 from saccade.models.trunks import TrunkPort, TrunkShape
 
 SOURCE = "Xie et al. 2021, SoT: Delving Deeper into Classification Head for Transformer"
@@ -126,6 +127,8 @@ class SoTConfig(TrunkShape, ConfigValues):
         trained one, not a larger budget.
         Raises: SaccadeError listing the budgets of the model.
         """
+        if found := resolution_budget(self, text):
+            return found
         known = {budget.label: budget for budget in self.budgets()}
         if self.own_head == "fast":
             known["exact"] = ComputeBudget("exact", Budget(1), 3, 3, "head")
@@ -133,7 +136,7 @@ class SoTConfig(TrunkShape, ConfigValues):
             raise SaccadeError(
                 f"budget {text!r}: this model has {', '.join(known)} (the head with exact or fast "
                 "svPN, or the class token alone). Choose from these, such as --budget "
-                f"{','.join(known)}."
+                f"{','.join(known)}{or_smaller(self)}."
             )
         return known[text]
 
@@ -184,6 +187,11 @@ class SoTConfig(TrunkShape, ConfigValues):
     def shape(self) -> TrunkShape:
         """The sizes of the trunk of images."""
         return TrunkShape(**shared_fields(TrunkShape, self))
+
+    @property
+    def token_grid(self) -> TokenGrid | None:
+        """The tokens of an image; None for a text."""
+        return self.shape.token_grid if self.input == "image" else None
 
     @property
     def width(self) -> int:

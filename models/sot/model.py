@@ -16,6 +16,7 @@ from saccade.models.layers.swin import SwinBlock
 from saccade.models.layers.transformer import Block
 from saccade.models.layers.trunk import block_layers, trunk_of
 from saccade.models.layers.vit import Tokens
+from saccade.models.resolution import resized
 from saccade.models.shapes_only import Undrawn
 from saccade.models.sot.components import SoTFunction
 from saccade.models.sot.config import Normalization
@@ -100,7 +101,9 @@ class SoT(SoTFunction, Family):
         return (("trunk",), *blocks, ("trunk.norm", "head")) if blocks else ()
 
     def at(self, budget: ComputeBudget) -> "SoT":
-        """Return the model with that head; both share their weights."""
+        """Return the model with that head or for that size of images; both share their weights."""
+        if budget.part is not None:
+            return resized(self, budget.kept).at(budget.part)
         config = self.config
         if budget.label == "class":
             config = replace(config, fusion="class", svpn_ridge=0.0)

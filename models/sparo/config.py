@@ -10,6 +10,7 @@ from saccade.models.budget import ComputeBudget, fraction_budget
 from saccade.models.config_values import ConfigValues, shared_fields
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from saccade.models.resnet_sizes import EXPANSION
+from saccade.models.resolution import TokenGrid, or_smaller, resolution_budget
 from saccade.models.trunks import TrunkFields, TrunkShape
 
 REPRESENTATIONS = ("cont", "sqrtsem", "sem")
@@ -139,13 +140,15 @@ class SparoConfig(TrunkFields, ConfigValues):
         Raises: SaccadeError if it is not a fraction in (0, 1], keeps no slot, or is below 1 for
             a baseline.
         """
+        if found := resolution_budget(self, text):
+            return found
         if self.pooling == "sparo":
             return fraction_budget(text, len(self.kept_slots), "slots")
         budget = fraction_budget(text, 1, "slots")
         if budget.share != 1:
             raise SaccadeError(
                 f"budget {text}: a model with pooling '{self.pooling}' has no slots to "
-                "leave out. Pass --budget 1."
+                f"leave out. Pass --budget 1{or_smaller(self)}."
             )
         return budget
 
@@ -254,6 +257,11 @@ class SparoConfig(TrunkFields, ConfigValues):
             heads=self.image_heads,
             mlp_dim=self.image_hidden,
         )
+
+    @property
+    def token_grid(self) -> TokenGrid:
+        """The tokens of an image."""
+        return self.shape.token_grid
 
     @property
     def kept_slots(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from saccade.models.interface import Family
 from saccade.models.layers.swin import SwinBlock
 from saccade.models.layers.transformer import Block
 from saccade.models.layers.trunk import block_layers
+from saccade.models.resolution import resized
 from saccade.models.sparo.components import TowerFunction
 from saccade.models.sparo.config import SparoConfig as SparoConfig
 from saccade.models.sparo.pooling import pool, selected
@@ -77,6 +78,8 @@ class Sparo(TowerFunction, Family):
 
     def at(self, budget: ComputeBudget) -> "Sparo":
         """Return the model with the first slots of `slot_order`, itself for all of them."""
+        if budget.part is not None:
+            return resized(self, budget.kept).at(budget.part)
         if budget.label == "b1000":
             return self
         return self.keep(self.slot_order[: budget.kept].tolist())

@@ -19,6 +19,7 @@ from saccade.exporter.artefact.frontier import (
     NarrowerMeasurement,
     PolicyEntry,
     mark_dominated,
+    with_cost_shares,
 )
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.data.options import loaded_once
@@ -127,6 +128,7 @@ def _bench(workload: Workload, options: BenchOptions) -> BenchReport:
     measured = [replace(one, served=windows_of(windows, one.variant.name)) for one in measured]
     samples = {name: result.samples for name, result in workload.results.items()}
     marked = mark_dominated([one.entry for one in measured], samples)
+    marked = with_cost_shares(marked, workload.folder.variants)
     full = content(measured, marked, options, server)
     answers = workload.policies.answers
     policies = [

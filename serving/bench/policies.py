@@ -21,7 +21,7 @@ from saccade.exporter.artefact.frontier import (
     PolicyStep,
 )
 from saccade.exporter.artefact.manifest import VariantFiles
-from saccade.exporter.evaluation.decisions import Decide, Run, Segmenter, SegmentScored
+from saccade.exporter.evaluation.decisions import Decide, Deciders, Run, Segmenter, SegmentScored
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.tasks import EvaluateOptions, task_asked, tasks_of
 from saccade.exporter.policy.answers import MEASURES
@@ -77,6 +77,8 @@ _Policies = Mapping[str, tuple[Policy, PolicyFile]]  # of a folder by name, each
 class PolicyWork:
     """A policy as a function of inputs: rows that are sure leave, the others continue.
 
+    `sent` is what a caller sends instead of inputs, `served` are `runs` of that; None: the same.
+
     Shapes: inputs [n ...]; `runs` map rows of inputs to the output that decides, one per step:
             logits [rows classes] or masks [rows k h w].
     """
@@ -86,6 +88,8 @@ class PolicyWork:
     runs: tuple[Callable[[Arrays], np.ndarray], ...] = field(repr=False)
     inputs: Arrays = field(repr=False)
     decides: str = LOGITS  # the output of which the variants are sure or not
+    sent: Arrays | None = field(default=None, repr=False)
+    served: tuple[Run, ...] | None = field(default=None, repr=False)
     varied: bool = True  # rows differ in how many variants they need
 
     @property
@@ -257,7 +261,8 @@ def _works_of_classifiers(
     options: EvaluateOptions,
 ) -> PolicyWorks:
     """Return the policies with what their variants answer, without those of other labels."""
-    decider = decide(models[0], options, options.split or HELD_OUT)
+    deciders = Deciders(decide, options, options.split or HELD_OUT)
+    decider = deciders.of(models[0])
     if decider.labels is None:
         raise SaccadeError(f"{decider.name}: has no labels. Pass labeled data with --data.")
     labelling = Labelling(*decider.labelling) if decider.labelling else None
@@ -267,15 +272,17 @@ def _works_of_classifiers(
         if labelling and (problem := labels_problem(content, path, labelling)):
             left_out[name] = problem
     policies = {name: one for name, one in policies.items() if name not in left_out}
-    runs, logits = {}, {}
-    for model in _needed(policies, models):
-        variant = decider.variant(model)
-        runs[model.name], logits[model.name] = variant.run, variant.logits()
-    rows = _drawn(len(decider.labels), options.seed)
-    inputs = {name: array[rows] for name, array in decider.inputs.items()}
+    rows, needed = _drawn(len(decider.labels), options.seed), _needed(policies, models)
+    logits = {model.name: deciders.of(model).logits() for model in needed}
+    runs = {model.name: deciders.on_rows(model, rows) for model in needed}
+    served = {model.name: deciders.on_files(model) for model in needed}
+    sent = {name: array[rows] for name, array in decider.inputs.items()}
     answers = class_answers(logits, decider.labels, decider.name, decider.sha256, labelling)
-    works = _works(policies, runs, inputs, LOGITS)
-    return PolicyWorks(works, answers, tuple(left_out.items()))
+    works = (
+        replace(work, sent=sent, served=tuple(served[name] for name in work.variants))
+        for work in _works(policies, runs, {"row": np.arange(len(rows))}, LOGITS)
+    )
+    return PolicyWorks(tuple(works), answers, tuple(left_out.items()))
 
 
 def works_of_segmenters(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from saccade.exporter.artefact.frontier import BY_THREADS
+from saccade.exporter.artefact.variant import OF_GROUPS
 from saccade.serving.bench.figures import (
     Figures,
     bare_text,
@@ -92,6 +93,12 @@ def tables(report: Figures) -> list[ReportTable]:
     return [*tables, _cost(variants)]
 
 
+def _budget(variant: Figures) -> dict[str, str]:
+    if variant["unit"] == OF_GROUPS:
+        return {"cost": f"{variant['budget']:.3g}"}
+    return {variant["unit"]: f"{variant['kept']}/{variant['total']}"}
+
+
 def _score(variants: Sequence[Figures]) -> ReportTable:
     first = variants[0]
     top5 = any(variant["top5"] is not None for variant in variants)
@@ -99,7 +106,7 @@ def _score(variants: Sequence[Figures]) -> ReportTable:
     for variant in variants:
         row = {
             "variant": variant["variant"],
-            first["unit"]: f"{variant['kept']}/{variant['total']}",
+            **_budget(variant),
         }
         if saves_bytes(first):
             row["bytes"] = f"{variant['embedding_bytes']:,}"

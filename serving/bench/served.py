@@ -136,7 +136,8 @@ def policy_streams(
 
     Raises: ServerFailed if a policy does not answer as expected.
     """
-    inputs = policies.works[0].inputs  # of every policy
+    first = policies.works[0]  # every policy has the same inputs
+    inputs = first.inputs if first.sent is None else first.sent
     work = replace(full, inputs={name: rows[:POLICY_REQUESTS] for name, rows in inputs.items()})
     for policy in policies.works:
         _check_policy(url, policy, work, precision)
@@ -163,7 +164,8 @@ def _check_policy(url: str, policy: PolicyWork, work: Work, precision: Mapping[s
             f"{policy.title} at {url} is answered by {by!r:.80}, expected one of "
             f"{', '.join(policy.variants)}."
         )
-    expected = {policy.decides: policy.runs[policy.variants.index(by)](work.row(0))}
+    runs = policy.runs if policy.served is None else policy.served
+    expected = {policy.decides: runs[policy.variants.index(by)](work.row(0))}
     check_answers(url, policy.title, message, expected, precision[by])
 
 
@@ -236,7 +238,11 @@ def server_under_load(
     with temporary_folder("bench") as temporary:
         repository, followed = temporary / "repository", policies.followed
         options = RepositoryOptions(
-            repository, runtime=runtime, op_library=op_library, policies=bool(followed.routes)
+            repository,
+            runtime=runtime,
+            op_library=op_library,
+            policies=bool(followed.routes),
+            monitor=0.0,  # it would run beside what is measured
         )
         deploy(folder, options, labelling=policies.labelling, policies=followed)
         with (
@@ -259,7 +265,7 @@ def through_servers(
     precision = {entry.variant: entry.precision for entry in entries}
     variants, policies = workload.folder.variants, workload.served
     parts = by_precision(variants, entries)
-    if workload.folder.is_group:  # no two variants have one budget
+    if variants[0].in_group:  # no two variants have one budget
         parts = {_ALL: (list(variants), list(entries))}
     elif policies.works and len(parts) > 1:
         parts[_ALL] = list(variants), list(entries)

@@ -81,7 +81,7 @@ def _folder(path: Path) -> Inspection:
 
 def _artefacts(path: Path) -> Inspection:
     from saccade.exporter.artefact.folder import ArtefactFolder
-    from saccade.exporter.artefact.manifest import SCHEMA
+    from saccade.exporter.artefact.manifest import SCHEMA, by_parent
 
     if read_json(min(path.glob("*.manifest.json"))).get("schema") != SCHEMA:
         return _engines(path)
@@ -93,7 +93,10 @@ def _artefacts(path: Path) -> Inspection:
         "model": folder.model,
         "family": first.variant.family,
         "variants": [_variant(one, one.file.total_bytes) for one in folder.manifests],
-        "checkpoint": {"name": first.parent.name, "sha256": first.parent.sha256},
+        "checkpoints": [
+            {"name": own[0].parent.name, "sha256": own[0].parent.sha256}
+            for own in by_parent(folder.manifests)
+        ],
         "measured": sorted({entry.variant for entry in measured}),
         "engines": sorted(each.name for each in path.glob("engines/[!.]*")),
         "total_bytes": files_below(path)[1],
@@ -104,7 +107,8 @@ def _artefacts(path: Path) -> Inspection:
         if measured
         else bench_command(path)
     )
-    return Inspection(path, "an artefact folder of `saccade export`", facts, (following,))
+    of = "group" if folder.variants[0].in_group else "export"
+    return Inspection(path, f"an artefact folder of `saccade {of}`", facts, (following,))
 
 
 def _engines(path: Path) -> Inspection:

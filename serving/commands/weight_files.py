@@ -111,7 +111,7 @@ def _safetensors(path: Path, place: Path, entries: Mapping[str, Any]) -> Descrip
     labels = header.get("labels")
     facts |= {
         "family": header.get("family"),
-        "budgets": _budgets(header),
+        **_budgets(header),
         "labels": len(labels) if isinstance(labels, list) else 0,
         "trained_on": card.get("data") if isinstance(card, dict) else None,
         "version": header.get("version"),
@@ -135,21 +135,24 @@ def _ours(path: Path, text: Any) -> Mapping[str, Any]:
     return dict(header)
 
 
-def _budgets(header: Mapping[str, Any]) -> str:
-    """Return the budgets that an export writes by default, which the model defines."""
+def _budgets(header: Mapping[str, Any]) -> dict[str, str]:
+    """Return the budgets that an export writes by default, and an example of smaller images."""
     from saccade.models.families import outline
+    from saccade.models.resolution import examples
 
     family, config = header.get("family"), header.get("config")
     if not (isinstance(family, str) and isinstance(config, dict)):
-        return "unknown"
+        return {"budgets": "unknown"}
     try:
         model: Any = outline(family, config)
         budgets = model.budgets()
     except (MissingPackage, ImportError):
-        return "unknown without torch"
+        return {"budgets": "unknown without torch"}
     except SaccadeError as error:
-        return f"unknown: {error}"
-    return f"{', '.join(budget.label for budget in budgets)} ({budgets[0].unit})"
+        return {"budgets": f"unknown: {error}"}
+    sides = examples(model.config)
+    names = f"{', '.join(budget.label for budget in budgets)} ({budgets[0].unit})"
+    return {"budgets": names, **({"for_smaller_images": sides} if sides else {})}
 
 
 def _foreign(place: Path, kind: str, names: Iterable[str], facts: Mapping[str, Any]) -> Description:

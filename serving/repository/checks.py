@@ -40,7 +40,7 @@ def check_alike(folder: ArtefactFolder, runtime: str = DEFAULT) -> None:
         for role, manifest in variant.components.items():
             _check_labels(manifest)
             served.check_manifest(manifest)
-            if differing := _difference(manifest, first.components[role], folder):
+            if differing := _difference(manifest, first.components[role]):
                 raise SaccadeError(
                     f"{folder}: {manifest.variant.name} and {first.components[role].variant.name} "
                     f"differ in {differing}, so one router cannot serve both. Export them together."
@@ -175,7 +175,7 @@ def _check_tensor_names(manifest: Manifest) -> None:
             )
 
 
-def _difference(one: Manifest, other: Manifest, folder: ArtefactFolder) -> str | None:
+def _difference(one: Manifest, other: Manifest) -> str | None:
     """Return the first field in which two manifests differ for a router, or None.
 
     The router decodes images for each variant. It also brings the labels of a group's members into
@@ -186,7 +186,7 @@ def _difference(one: Manifest, other: Manifest, folder: ArtefactFolder) -> str |
     if sorted(one.labels) != sorted(other.labels):
         return "labels"
     same = [value.name for value in one.outputs] == [value.name for value in other.outputs]
-    return None if same or folder.is_group else "outputs"
+    return None if same or one.member else "outputs"
 
 
 def _taken(manifest: Manifest) -> list[TensorSpec | str]:
@@ -205,11 +205,10 @@ def shared_outputs(manifests: Sequence[Manifest], where: str) -> tuple[TensorSpe
     kinds = [
         {spec.name: (spec.dtype, len(spec.shape)) for spec in one.outputs} for one in manifests
     ]
-    in_group = manifests[0].member is not None
     return tuple(
         join([spec for one in manifests for spec in one.outputs if spec.name == name], where)
         for name, kind in kinds[0].items()
-        if not in_group or all(own.get(name) == kind for own in kinds)
+        if manifests[0].member is None or all(own.get(name) == kind for own in kinds)
     )
 
 

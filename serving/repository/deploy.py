@@ -24,6 +24,7 @@ from saccade.serving.repository.policies import (
     NO_POLICIES,
     RouterPolicies,
     served_adaptive,
+    served_monitor,
     served_policies,
 )
 from saccade.serving.repository.preflight.repository import Target
@@ -140,6 +141,7 @@ def plan_repository(
         adaptive=served_adaptive(
             variants, cost_shares(variants, measured), policies, options, labelled=bool(labels)
         ),
+        monitor=served_monitor(policies, options),
     )
     threads = thread_rules(variants, measured, options)
     return RepositoryPlan(folder, options, router, served, threads, ops)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from saccade.core.errors import SaccadeError
 from saccade.core.options import Options
-from saccade.core.schema import Pattern, Range
+from saccade.core.schema import Pattern, Range, Share
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.serving.repository.runtimes.registry import ServedName, served_runtime
 
@@ -43,6 +43,11 @@ class RepositoryOptions(Options):
     slo_ms: SloMs | None = None
     # with --slo-ms: the smallest budget under load, a number or a name; policies have their risk
     floor_budget: float | str | None = None
+    # share of policies' answers that the full model gives too, while the router is idle: a policy
+    # that loses more than its risk is withdrawn; 0: none
+    monitor: Share = 0.005
+    # keep the newest of these images in this folder of the serving machine, to calibrate on
+    keep_samples: Path | None = None
     # run custom ops with saccade's kernels if they can be built; --no-op-library: run custom ops
     # with their ONNX function bodies
     op_library: bool = True
@@ -71,6 +76,11 @@ class RepositoryOptions(Options):
         if self.floor_budget is not None and self.slo_ms is None:
             raise SaccadeError(
                 "Found --floor-budget without --slo-ms. Pass both, or drop --floor-budget."
+            )
+        if self.keep_samples is not None and not (self.monitor and self.policies):
+            raise SaccadeError(
+                "Found --keep-samples without samples of policies' answers. Drop --monitor 0 and "
+                "--no-policies, or drop --keep-samples."
             )
         served_runtime(self.runtime).check_options(self)
 

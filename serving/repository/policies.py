@@ -20,6 +20,7 @@ from saccade.exporter.evaluation.tasks import tasks_of
 from saccade.exporter.policy.answers import DECIDES
 from saccade.exporter.policy.options import MOST_STEPS
 from saccade.exporter.policy.policy import (
+    FALSE_ALARM,
     SUFFIX,
     Policy,
     PolicyFile,
@@ -29,12 +30,19 @@ from saccade.exporter.policy.policy import (
     read_answers,
     texts_sha256,
 )
-from saccade.model_repository.router.routes import AdaptiveRules, PolicyRoute, StepRoute
+from saccade.model_repository.router.routes import (
+    AdaptiveRules,
+    MonitorLimit,
+    MonitorRules,
+    PolicyRoute,
+    StepRoute,
+)
 from saccade.models.budget import Budget
 from saccade.serving.client.texts import Labelling
 from saccade.serving.repository.options import RepositoryOptions
 
 KEY, ADAPTIVE = "policies", "adaptive"  # keys in routes.json and in the router's description
+MONITOR = "monitor"  # key in routes.json
 CHOOSES = "logits"  # output of models that choose among classes, so variants can take turns
 _AGAIN = "Write the repository again."
 _ROUNDED = 1e-3  # shares in a policy file have six digits
@@ -47,7 +55,10 @@ _BOUNDS = {
     "temperature": Range(0, above=True),
     "slo_ms": range_of(RepositoryOptions, "slo_ms"),
     "floor_budget": Range(0, 1, above=True),
-    "share": Range(0, 1),
+    "end_share": Range(0, 1),
+    "share": Range(0, 1, above=True),
+    "rate": Range(0, 1),
+    "alpha": Range(0, 1, above=True, below=True),
 }
 
 
@@ -56,6 +67,7 @@ class RouterPolicies(NamedTuple):
 
     routes: tuple[PolicyRoute, ...] = ()
     shares: Mapping[str, tuple[float, ...]] = MappingProxyType({})  # in the calibration, by name
+    limits: Mapping[str, MonitorLimit] = MappingProxyType({})  # of those that can be monitored
 
 
 NO_POLICIES = RouterPolicies()
@@ -93,7 +105,8 @@ def served_policies(
         if report.file and report.policy
         if _is_followable(report.file, report.policy, variants, runtime, labelling is not None)
     ]
-    followed = router_policies(kept)
+    differing = {report.name: report.differing for report in reports}
+    followed = router_policies(kept, differing)
     for reason in _contradictions(followed.routes):
         files = " and ".join(sorted({f"{file.name}{SUFFIX}" for file, _ in kept}))
         raise SaccadeError(
@@ -103,12 +116,35 @@ def served_policies(
     return followed
 
 
-def router_policies(policies: Sequence[tuple[PolicyFile, Policy]]) -> RouterPolicies:
-    """Return policies, each with the content of its file, as a router follows them."""
+def router_policies(
+    policies: Sequence[tuple[PolicyFile, Policy]],
+    differing: Mapping[str, float | None] = MappingProxyType({}),
+) -> RouterPolicies:
+    """Return policies, each with the content of its file, as a router follows them.
+
+    `differing` are those of `CertificateReport`, by the policies' names.
+    """
+    limits = {
+        policy.name: _limit(content, policy, differing.get(policy.name))
+        for content, policy in policies
+        if [step.variant for step in policy.steps] != [content.full]
+    }
     return RouterPolicies(
         tuple(served_policy(content, policy) for content, policy in policies),
         {policy.name: tuple(step.share for step in policy.steps) for _, policy in policies},
+        {name: limit for name, limit in limits.items() if limit},
     )
+
+
+def _limit(content: PolicyFile, policy: Policy, differing: float | None) -> MonitorLimit | None:
+    """Return the limit for the traffic of a policy, of which the labels are not known.
+
+    Against labels, it is on answers that differ, too: what the calibration says of them is wrong
+    with the same chance as the monitor, and both together with that of a false alarm.
+    """
+    if content.against == "full":
+        return MonitorLimit(policy.risk, FALSE_ALARM, content.min_ari)
+    return None if differing is None else MonitorLimit(differing, FALSE_ALARM / 2)
 
 
 def policies_of(routes: Mapping[str, Any]) -> tuple[PolicyRoute, ...]:
@@ -146,7 +182,9 @@ def _contradictions(policies: Sequence[PolicyRoute]) -> Iterator[str]:
         yield f"policies are compared with different full models ({pairs}), expected one."
 
 
-def _numbers_outside(part: PolicyRoute | StepRoute | AdaptiveRules) -> Iterator[str]:
+def _numbers_outside(
+    part: PolicyRoute | StepRoute | AdaptiveRules | MonitorRules | MonitorLimit,
+) -> Iterator[str]:
     for name, value in vars(part).items():
         bounds = _BOUNDS.get(name)
         if bounds and value is not None and not bounds.holds(value):
@@ -322,6 +360,44 @@ def adaptive_faults(
             f"found one budget{above} and no policies, expected something to choose from. Export "
             "more budgets, or calibrate policies with: saccade calibrate FOLDER --data DATA"
         )
+
+
+def served_monitor(policies: RouterPolicies, options: RepositoryOptions) -> MonitorRules | None:
+    """Return which answers of policies are compared with the full model's; None if there are none.
+
+    Raises: SaccadeError if images are to be kept where none are sampled, or in the repository.
+    """
+    limits, keep = dict(policies.limits), options.keep_samples
+    if keep is not None and not limits:
+        raise SaccadeError(
+            "--keep-samples: found no policy to monitor, expected one or more. Calibrate the "
+            "folder with `saccade calibrate`, or drop --keep-samples."
+        )
+    if keep is not None and keep.absolute().is_relative_to(options.out.absolute()):
+        raise SaccadeError(
+            f"--keep-samples is {keep}, expected a folder outside of the repository, whose files "
+            "must not change. Pass another folder."
+        )
+    if not (limits and options.monitor):
+        return None
+    return MonitorRules(options.monitor, limits, None if keep is None else str(keep.absolute()))
+
+
+def monitor_of(routes: Mapping[str, Any]) -> MonitorRules | None:
+    """Return the monitor in routes.json; None if there is none.
+
+    Raises: SaccadeError for a missing, unknown or wrong key.
+    """
+    monitor: MonitorRules | None = _read(MonitorRules | None, routes.get(MONITOR), f"{MONITOR}: ")
+    return monitor
+
+
+def monitor_faults(monitor: MonitorRules, policies: Sequence[PolicyRoute]) -> Iterator[str]:
+    """Yield what is wrong with a monitor of these policies, one sentence each."""
+    for part in (monitor, *monitor.limits.values()):
+        yield from _numbers_outside(part)
+    if odd := sorted({*monitor.limits} - {policy.name for policy in policies}):
+        yield f"has a limit for {odd[0]}, which is not a policy. {_AGAIN}"
 
 
 def _floor(given: float | str, named: Mapping[str, float]) -> float:

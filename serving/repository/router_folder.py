@@ -15,7 +15,7 @@ from saccade.exporter.artefact.frontier import FrontierEntry, cost_shares
 from saccade.exporter.artefact.manifest import VariantFiles, encoded, filled, label_order
 from saccade.model_repository.router.routes import SCHEMA as ROUTES_SCHEMA
 from saccade.model_repository.router.routes import VERSION as ROUTES_VERSION
-from saccade.model_repository.router.routes import AdaptiveRules, PolicyRoute
+from saccade.model_repository.router.routes import AdaptiveRules, MonitorRules, PolicyRoute
 from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entry_of
 from saccade.models.interface import TensorSpec
@@ -33,10 +33,10 @@ from saccade.serving.repository.model_config import (
     set_batches,
     type_of,
 )
-from saccade.serving.repository.policies import ADAPTIVE, KEY
+from saccade.serving.repository.policies import ADAPTIVE, KEY, MONITOR
 
 # Files of saccade.models that also run in the server: they import only numpy and Pillow.
-SHARED = ("image_decoding.py",)
+SHARED = ("image_decoding.py", "rand_index.py")
 MAX_ROUTES_BYTES = 64 << 20  # enough for a vocabulary in the runtime metadata of every variant
 # A gRPC message has at most 2 GiB, and an image of 1,000 megapixels takes 3 GB when decoded.
 MOST = {
@@ -66,6 +66,7 @@ class RouterPlan:
     max_images: int = MAX_BATCH
     policies: tuple[PolicyRoute, ...] = ()
     adaptive: AdaptiveRules | None = None
+    monitor: MonitorRules | None = None
 
     @property
     def family(self) -> str:
@@ -112,6 +113,7 @@ def routes_content(plan: RouterPlan) -> dict[str, Any]:
         "variants": [route_fields(plan, variant) for variant in plan.variants],
         **({KEY: [asdict(policy) for policy in plan.policies]} if plan.policies else {}),
         **({ADAPTIVE: asdict(plan.adaptive)} if plan.adaptive else {}),
+        **({MONITOR: asdict(plan.monitor)} if plan.monitor else {}),
     }
 
 
@@ -232,7 +234,7 @@ def route_fields(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
 
 
 def _own_form(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
-    """Return in what a variant differs from others: who uses it, its images, its labels' order."""
+    """Return what may differ between variants: use, form of images, order of labels."""
     form: dict[str, Any] = {"step_only": True} if variant.main.step_only else {}
     if (images := plan.images(variant)) is not None and images != plan.preprocessing:
         form["preprocessing"] = images.to_dict()

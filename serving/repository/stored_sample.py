@@ -22,6 +22,7 @@ from saccade.exporter.artefact.manifest import Manifest, by_parent
 from saccade.exporter.runtimes.onnxruntime import ONNXRUNTIME
 from saccade.exporter.runtimes.runners import Runner, onnx_runner
 from saccade.models.checkpoint import Checkpoint
+from saccade.models.data.calibration import sized
 from saccade.models.interface import Arrays, TensorSpec, component_named
 
 FOLDER = "warmup"  # the server looks for warm-up data in a folder with this name
@@ -138,6 +139,7 @@ class _Drawn:
         Shapes: each [1 ...].
         """
         first = {name: array[:1] for name, array in self._checkpoint.calibration.items()}
+        first = {**sized(first, manifest.preprocessing)}
         for source in (lambda: first, lambda: self._made(manifest, first)):
             given = source()
             if all(_fits(given.get(spec.name), spec) for spec in manifest.inputs):

@@ -22,6 +22,7 @@ from pathlib import Path
 from saccade.core.die_with_parent import dying_with_parent
 from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.core.machine import cpu_seconds, family_of, process_fields
+from saccade.model_repository.router.routes import RUN_FOLDER
 from saccade.model_repository.router.tracing import (
     CLOSE_S,
     CONTEXT,
@@ -196,7 +197,7 @@ class ServerProcess:
         arguments = [*supervised(arguments), *requirements.arguments]
         arguments += trace_arguments(models, self._options, os.environ)
         self._is_traced = is_traced(models, os.environ)
-        environment = installation.environment()
+        environment = installation.environment() | {RUN_FOLDER: str(folder.path)}
         if options.log_format == "json":
             environment[REQUEST_LOG] = "1"
         self._process = subprocess.Popen(

@@ -24,8 +24,12 @@ from saccade.exporter.artefact.manifest import (
     label_order,
     write_manifest,
 )
+from saccade.exporter.evaluation.calibrate import calibrate
 from saccade.exporter.evaluation.evaluated_model import EvaluatedFunction, subjects_of_folder
+from saccade.exporter.gate import gate
+from saccade.exporter.gate.report import VariantReport
 from saccade.exporter.group import GroupOptions, group
+from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.serving.local.artefact import load_artefact
 from saccade.serving.repository.deploy import deploy
@@ -269,3 +273,64 @@ def test_label_order() -> None:
     assert label_order(("a", "b", "c"), ("c", "a", "b")) == (1, 2, 0)
     function = EvaluatedFunction((), lambda inputs: {"logits": np.eye(3)}, (1, 2, 0))
     assert np.array_equal(function.answer({})["logits"], np.eye(3)[:, [1, 2, 0]])
+
+
+def test_policies_are_compared_with_the_most_expensive_variant_unless_it_is_dominated(
+    grouped: Path, tmp_path: Path
+) -> None:
+    images = tmp_path / "images.npz"
+    drawn = np.random.default_rng(0).integers(0, 256, (64, 4, 4, 1), dtype=np.uint8)
+    np.savez(images, images=drawn)
+    options = CalibrateOptions(data=str(images), split="all", risk=(0.9,))
+    large, small = "shapes-large-fp32", "shapes-small-fp32"
+
+    def calibrated(dominated_by: str | None) -> Any:
+        one, other = entries(grouped, small=900.0, large=30.0)
+        ArtefactFolder(grouped).merge([one, replace(other, dominated_by=dominated_by)])
+        return calibrate(grouped, options, progress=None)
+
+    assert calibrated(None).content.full == large
+    # Nothing is cheaper than the small one, so there is no policy.
+    (refused,) = calibrated(small).refused
+    assert refused.bound <= refused.risk
+
+
+def step_only(folder: Path) -> None:
+    """Make a folder's variant one that only policies use."""
+    for path in folder.glob("*" + SUFFIX):
+        change(path, step_only=True)
+
+
+def test_a_step_is_not_chosen(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    step_only(folders[0])
+    with pytest.raises(SaccadeError, match="every variant is only a step"):
+        deploy(folders[0], RepositoryOptions(out=tmp_path / "alone"))
+    grouped = group(folders, GroupOptions(out=tmp_path / "shapes")).path
+    repository = deploy(grouped, RepositoryOptions(out=tmp_path / "repository")).folder
+    large, small = routes_of(repository, "shapes")["variants"]
+    assert "step_only" not in large and small["step_only"] is True
+    assert reasons(repository, "routes", model="shapes") == []
+
+
+def test_each_file_is_verified_with_its_own_checkpoint(
+    grouped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str, str]] = []
+
+    def reference(checkpoint: Any, level: Any) -> Any:
+        return checkpoint
+
+    def row(folder: Any, manifest: Any, checkpoint: Any, *_: Any) -> VariantReport:
+        seen.append((manifest.variant.name, manifest.exported.name, checkpoint))
+        return VariantReport(manifest.variant.name, None, ("not measured",))
+
+    monkeypatch.setattr(gate, "Reference", reference)
+    monkeypatch.setattr(gate, "_verify_variant", row)
+    monkeypatch.setattr(gate, "tried", lambda *_: {})
+    monkeypatch.setattr(ArtefactFolder, "parent_of", lambda _, manifest: manifest.parent.name)
+    report = gate.verify(grouped, progress=None)
+    assert [one.name for one in report.variants] == ["shapes-large-fp32", "shapes-small-fp32"]
+    assert seen == [
+        ("shapes-large-fp32", "large-b1000-fp32", "large-large.safetensors"),
+        ("shapes-small-fp32", "small-b1000-fp32", "small-small.safetensors"),
+    ]

@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from threading import Lock
 from typing import Any, TypeVar, cast
@@ -17,6 +18,7 @@ from saccade.core.errors import SaccadeError
 from saccade.models.data.options import Once, here
 from saccade.models.data.samples.source import RowUnreadable, SampleSource
 from saccade.models.image_decoding import FORMATS, ImageInput, ImageRefused, fit, opened, upright
+from saccade.models.preprocessing import Preprocessing
 
 T = TypeVar("T")
 KEPT_BYTES = 512 * 2**20  # images that fit into it are decoded once; others when they are used
@@ -224,6 +226,29 @@ def is_gray(source: SampleSource, row: int) -> bool:
 def fitting(images: Images) -> np.ndarray:
     """Return the pixels if they fit into KEPT_BYTES, else the images, which are indexed alike."""
     return np.asarray(images) if images.nbytes <= KEPT_BYTES else cast(np.ndarray, images)
+
+
+def at_size(images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
+    """Return images in arrays, which have the size of training, in that of the preprocessing.
+
+    They are resized by its filter; what was cut off before is not there.
+
+    Shapes: uint8 [n H W c] -> [n h w c].
+    """
+    if images.shape[1:3] != preprocessing.trained_px:
+        return images
+    whole = {"resize_mode": "squash", "resize_px": (), "cut": (), "channel_order": "rgb"}
+    return fitted(images, replace(preprocessing, **whole))
+
+
+def fitted(images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
+    """Return images in arrays as the router makes a variant's input of files of them.
+
+    Shapes: uint8 [n H W c] -> [n h w c].
+    """
+    wanted, gray = preprocessing.wanted(), images.shape[-1] == 1
+    made = (fit(Image.fromarray(image[..., 0] if gray else image), wanted) for image in images)
+    return np.stack([*made])
 
 
 def pixels_sha256(images: np.ndarray) -> str:

@@ -24,6 +24,7 @@ from saccade.models.official.sources.hugging_face import (
 from saccade.models.official.sources.timm import embedding
 from saccade.models.official.sources.vit import mean_bias, mean_weight
 from saccade.models.official.tables import Row, Rows, joined, rows_of, scaled, stacked_rows
+from saccade.models.resolution import TokenGrid, resampled
 from saccade.models.sot.config import SoTConfig
 
 if TYPE_CHECKING:
@@ -191,15 +192,8 @@ class _Positions:
                 f"{self.path}: position_embeddings are for {len(patches)} patches, expected "
                 f"{rows} x {columns} of a square image_size. Save the model again."
             )
-        # With antialiasing in the models with registers, and not in those without.
-        resampled = torch.nn.functional.interpolate(
-            patches.reshape(1, rows, columns, -1).permute(0, 3, 1, 2),
-            size=self.grid,
-            mode="bicubic",
-            align_corners=False,
-            antialias=bool(registers),
-        )
-        return torch.cat((first, resampled[0].flatten(1).T))
+        grids = TokenGrid(rows, columns), TokenGrid(*self.grid, antialias=bool(registers))
+        return resampled(torch.cat((first, patches)), *grids)
 
 
 def _take_head(reading: Reading, json: TransformersViT, both: bool) -> tuple[str, ...]:

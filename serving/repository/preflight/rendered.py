@@ -29,7 +29,7 @@ from saccade.serving.repository.model_config import (
     variant_config,
 )
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.policies import adaptive_of, policies_of
+from saccade.serving.repository.policies import adaptive_of, monitor_of, policies_of
 from saccade.serving.repository.preflight.repository import NotChecked, Repository, RepositoryModel
 from saccade.serving.repository.router_folder import (
     MOST,
@@ -267,6 +267,7 @@ def _plan(repository: Repository) -> RouterPlan:
         max_images=largest,
         policies=policies_of(routes),
         adaptive=adaptive_of(routes),
+        monitor=monitor_of(routes),
     )
 
 

@@ -27,6 +27,8 @@ from saccade.serving.repository.model_config import LABELS_FILE, RUN_BATCH
 from saccade.serving.repository.policies import (
     adaptive_faults,
     adaptive_of,
+    monitor_faults,
+    monitor_of,
     policies_of,
     policy_faults,
 )
@@ -215,11 +217,14 @@ def check_routes(repository: Repository, target: Target) -> Iterator[str]:
     yield from (f"routes.json: {reason}" for reason in policy_faults(policies_of(content), hashes))
     variants = variants_of(repository)
     budgets = [float(variant.main.variant.budget) for variant in variants]
-    in_group = variants[0].main.member is not None
+    in_group = variants[0].in_group
     if (adaptive := adaptive_of(content)) is not None:
         routed = [float(route["budget"]) for route in content["variants"]] if in_group else budgets
         reasons = adaptive_faults(adaptive, policies_of(content), routed)
         yield from (f"routes.json: adaptive: {reason}" for reason in reasons)
+    if (monitor := monitor_of(content)) is not None:
+        reasons = monitor_faults(monitor, policies_of(content))
+        yield from (f"routes.json: monitor: {reason}" for reason in reasons)
     free = {**FREE_OF_ROUTES, **(FREE_OF_GROUPS if in_group else {})}
     for reason in differences(content, rendered_routes(repository), free):
         yield f"routes.json: {reason}"

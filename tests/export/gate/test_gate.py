@@ -27,6 +27,7 @@ from saccade.exporter.gate.metrics import (
     figures_of,
     one_minus_cosine,
     row_errors,
+    step_thresholds,
     thresholds_of,
     top1_flips,
 )
@@ -428,3 +429,19 @@ def test_a_smaller_gate_is_asked_for_and_recorded(tiny_folder: Path) -> None:
     for wrong in ({"real_inputs": 0}, {"batches": ()}, {"batches": (4, 0)}):
         with pytest.raises(SaccadeError, match="at least 1"):
             GateSizes(**wrong)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8"])
+def test_a_step_may_err_but_not_depend_on_its_batch(precision):
+    limits = thresholds_of(precision, step_thresholds(precision))
+    bad = dict.fromkeys(limits, 0.0) | {
+        "relative_error": 100.0, "one_minus_cosine": 1.9, "score_points": 80.0, "top1_flips": 300.0
+    }  # fmt: skip
+    assert exceeded(bad, limits) == []
+    assert exceeded({**bad, "row_isolation": 1.0}, limits) == ["row_isolation"]
+    assert exceeded({**bad, "op_laws": 1e3}, limits) == ["op_laws"]
+    assert exceeded({**bad, "one_minus_cosine": float("nan")}, limits) == ["one_minus_cosine"]
+
+
+def test_a_step_in_float32_is_still_the_model():
+    assert step_thresholds("fp32") == {}

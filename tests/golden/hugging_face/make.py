@@ -41,6 +41,10 @@ SWIN2 = SWIN | {"pretrained_window_sizes": [3, 0]}
 SIGLIP = {key: value for key, value in TRUNK.items() if key != "patch_size"} | {"patch_size": 5}
 # Cells of 32 px: four stages, the image larger than in the other models.
 CELLS = 64
+# Sides of smaller images, by the model's name; those of DINOv2 have interpolated positions anyway.
+SMALLER = dict.fromkeys(("vit", "vit-embedding", "deit", "deit-class"), 12)
+SMALLER |= dict.fromkeys(("clip", "clip-projection", "clip-states"), 8)
+SMALLER |= {"siglip": 12, "siglip-vision": 10, "siglip-classes": 12, "resnet": 32}
 RESNET = {"embedding_size": 4, "hidden_sizes": [16, 32, 64, 128], "depths": [1, 2, 1, 1]}
 BASIC = {"embedding_size": 4, "hidden_sizes": [4, 8, 16, 32], "depths": [1, 1, 1, 1]}
 TEXT = {
@@ -132,19 +136,19 @@ def draw(model: torch.nn.Module, seed: int) -> None:
                 buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
 
 
-def answers(model: torch.nn.Module, pixels: torch.Tensor, tokens: torch.Tensor) -> dict:
+def answers(model: torch.nn.Module, pixels: torch.Tensor, tokens: torch.Tensor, **more) -> dict:
     """Return what a model makes of pixels, in its own type."""
     name = type(model).__name__
     if name == "CLIPModel":
-        made = model(input_ids=tokens, pixel_values=pixels)
+        made = model(input_ids=tokens, pixel_values=pixels, **more)
         return {
             "embedding": made.image_embeds,
             "text": made.text_embeds,
             "logits": made.logits_per_image,
         }
     if name == "SiglipModel":
-        return answers(model.vision_model, pixels, tokens)
-    made = model(pixel_values=pixels)
+        return answers(model.vision_model, pixels, tokens, **more)
+    made = model(pixel_values=pixels, **more)
     if "Classification" in name:
         return {"logits": made.logits}
     if name.startswith(("CLIPVisionModel", "Siglip", "ResNet")):
@@ -191,6 +195,10 @@ def main() -> None:
             given = pixels[name.startswith("resnet")]
             made = answers(model.double(), given, torch.from_numpy(tokens))
             made["features"] = features(model, given)
+            if side := SMALLER.get(name):
+                more = {} if name == "resnet" else {"interpolate_pos_encoding": True}
+                fewer = answers(model, given[..., :side, :side], torch.from_numpy(tokens), **more)
+                made |= {f"{key} at {side} px": fewer[key] for key in fewer if key != "text"}
         arrays |= {f"{name}/{key}": value.numpy() for key, value in made.items()}
         for index, (width, height) in enumerate(((37, 24), (24, 40), (53, 47))):
             photo = photograph(index, width, height)

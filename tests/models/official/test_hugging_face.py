@@ -24,6 +24,8 @@ from saccade.models.official.sources.hugging_face import processor_images
 GOLDEN = TESTS / "golden" / "hugging_face"
 ANSWERS = np.load(GOLDEN / "answers.npz")
 FOLDERS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+ANSWERED = ("logits", "embedding", "text")
+SMALLER = sorted(key for key in ANSWERS.files if key.endswith(" px"))
 Change = Callable[[dict[str, Any]], object]
 
 
@@ -62,7 +64,7 @@ def test_answers_are_those_of_transformers(
     wanted = {
         key.partition("/")[2]: ANSWERS[key]
         for key in ANSWERS.files
-        if key.startswith(f"{name}/") and "pixels" not in key and "features" not in key
+        if key.startswith(f"{name}/") and key.rpartition("/")[2] in ANSWERED
     }
     assert wanted
     for dtype, close in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
@@ -70,6 +72,24 @@ def test_answers_are_those_of_transformers(
         for key, theirs in wanted.items():
             assert np.abs(ours[key] - theirs).max() < close, (key, dtype)
     assert checkpoint.labels == (("cat", "dog", "eft") if checkpoint.family == "sot" else ())
+
+
+@pytest.mark.parametrize("key", SMALLER)
+def test_answers_to_smaller_images_are_those_with_interpolated_positions(
+    key: str, converted: Callable[[str], Checkpoint]
+) -> None:
+    name, _, said = key.partition("/")
+    output, _, side = said.removesuffix(" px").partition(" at ")
+    whole: Any = converted(name).build(torch.float64)
+    model = whole.at(whole.budget(f"r{side}"))
+    large = whole.config.height_px == ANSWERS["large images"].shape[1]
+    images = ANSWERS["large images" if large else "images"][:, : int(side), : int(side)]
+    with torch.no_grad():
+        ours = model.components()[0].run(image=torch.from_numpy(images))
+        if "text" in [component.role for component in model.components()] and output == "logits":
+            tokens = torch.from_numpy(ANSWERS["tokens"])
+            ours = {"logits": model(torch.from_numpy(images), tokens)}
+    assert np.abs(ours[output].numpy() - ANSWERS[key]).max() < 1e-10
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -37,6 +37,8 @@ from saccade.exporter.policy.certify import MissingCertificate
 from saccade.exporter.policy.policy import texts_sha256
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.data.datasets import HELD_OUT
+from saccade.models.data.samples.images import at_size
+from saccade.models.preprocessing import Preprocessing
 from saccade.serving.bench import in_process, policies, running
 from saccade.serving.bench.figures import words
 from saccade.serving.bench.in_process import Calls, sample
@@ -148,13 +150,54 @@ def test_what_answers_in_another_way_follows_no_policy(folder, monkeypatch):
     assert reason.endswith("Measure with --task top1")
 
 
+def test_a_chain_gives_each_variant_images_of_its_own_size(folder, monkeypatch):
+    write_policy(folder)
+    large = Preprocessing(8, 8, 3, (0.5,) * 3, (0.5,) * 3)
+    sizes = {FULL: large, HALF: large.at_height(4)}
+    models: Any = [
+        SimpleNamespace(family="nac", name=name, components={"": None}, preprocessing=taken)
+        for name, taken in sizes.items()
+    ]
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
+    images = {FULL: pixels, HALF: at_size(pixels, sizes[HALF])}
+
+    def run_of(model: Any) -> Any:
+        every = [image.tobytes() for image in images[model.name]]
+
+        def run(given: Any) -> np.ndarray:
+            """Answer images of this size, and no others."""
+            rows = [every.index(image.tobytes()) for image in given["image"]]
+            return {FULL: LARGE, HALF: SMALL}[model.name][rows]
+
+        return run
+
+    def decide(model: Any, *_: Any) -> Decider:
+        inputs = {"image": images[model.name]}
+        return Decider(run_of(model), run_of, inputs, LABELS, name="d", digest=lambda: "s")
+
+    monkeypatch.setattr(policies, "imported", lambda _: decide)
+    (work,) = of_folder(folder, models, EvaluateOptions("d")).works
+    assert work.sent is not None and work.served is not None
+    order = [[*map(bytes, pixels)].index(bytes(image)) for image in work.sent["image"]]
+    rows = {name: array[1:4] for name, array in work.inputs.items()}
+    for run, served, table in zip(work.runs, work.served, (SMALL, LARGE), strict=True):
+        assert run(rows).tolist() == table[order[1:4]].tolist()
+        # A caller sends files of one size, of which the router makes those of the variant.
+        assert served(work.sent).tolist() == table[order].tolist()
+
+
 def test_a_policy_of_other_labels_is_left_out_with_the_reason(folder, monkeypatch):
     """Zero-shot: in process, the labels of the data are the classes."""
     labels, templates = ("one", "two", "three"), ("a {}",)
     hashes = {"labels_sha256": texts_sha256(labels), "templates_sha256": texts_sha256(templates)}
     write_policy(folder, **hashes)
     models: Any = [
-        SimpleNamespace(family="sparo", name=name, components={"image": None, "text": None})
+        SimpleNamespace(
+            family="sparo",
+            name=name,
+            components={"image": None, "text": None},
+            preprocessing=None,
+        )
         for name in (FULL, HALF)
     ]
     tables = {FULL: LARGE, HALF: SMALL}

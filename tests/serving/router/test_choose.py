@@ -39,7 +39,16 @@ MEASURED = routes(
     route(0.25, **figures(0.97, 2000, 5.0)),
     route(0.125, **figures(0.90, 4000, 2.0)),
 )
+STEPS = routes(
+    route(1.0, "int8", step_only=True, **figures(0.99, 9000, 1.0)),
+    route(0.5, **figures(0.97, 1000, 5.0)),
+    route(0.25, step_only=True, **figures(0.97, 8000, 1.0)),
+)
 CHOSEN = {
+    "no step: the full budget": (STEPS, {}, "nac-b0500-fp32"),
+    "no step: exactly a budget": (STEPS, {"budget": 1}, "nac-b0500-fp32"),
+    "no step: a score": (STEPS, {"min_score": 0.9}, "nac-b0500-fp32"),
+    "no step: a latency": (STEPS, {"max_latency_ms": 9}, "nac-b0500-fp32"),
     "nothing: the full budget": (PLAIN, {}, "nac-b1000-fp32"),
     "exactly a budget": (PLAIN, {"budget": 0.5}, "nac-b0500-fp32"),
     "between two budgets": (PLAIN, {"budget": 0.49}, "nac-b0250-fp32"),
@@ -203,3 +212,9 @@ def test_a_flat_layout_has_as_many_cells_as_rows():
     VQA.check(given, metadata)
     with pytest.raises(choosing.RequestRefused, match="at most 6 cells"):
         VQA.check({**given, "sizes": np.array([[3, 3]])}, metadata)
+
+
+def test_a_step_is_neither_named_nor_part_of_the_choice_under_load():
+    with pytest.raises(choosing.RequestRefused, match="budget is 'b0250'"):
+        choosing.choose(STEPS, {"budget": "b0250"})
+    assert [one.name for one in choosing.by_quality(STEPS)] == ["nac-b0500-fp32"]

@@ -95,7 +95,8 @@ def ask(router, files, **parameters):
     return request.answer()
 
 
-FILES = [image(shade) for shade in range(0, 240, 10)]
+# In no order, so that those which go on are not the first ones.
+FILES = [image(int(shade)) for shade in np.random.default_rng(0).permutation(range(0, 240, 10))]
 
 
 @pytest.mark.parametrize("variant", CHAIN)
