@@ -14,7 +14,7 @@ from routes import PolicyRoute, Route
 TIMES = 2.0  # of the usual load
 PRIOR_ROWS, FADE_ROWS = 64.0, 512.0  # rows as which the usual load counts; that are remembered
 MOST_CALLERS = 256
-RARE = 0.01  # share of rows that may always go on
+RARE = 0.01  # share of rows that may always continue
 
 
 class Allowance:
@@ -34,10 +34,10 @@ class Allowance:
                 del self._callers[next(iter(self._callers))]  # not seen for longest
 
     def is_exceeded(self, caller: str, load: float) -> bool:
-        """Note load of rows that go on; return whether it is too much of the usual one.
+        """Note load of rows that continue; return whether it is too much of the usual one.
 
         The usual load is that of the calibration, or if the traffic is harder, of the callers in
-        the middle: a caller is not held back for what is harder for all.
+        the middle: no caller waits for what is harder for all.
         """
         with self._lock:
             before, rows = self._callers.get(caller, (PRIOR_ROWS, PRIOR_ROWS))

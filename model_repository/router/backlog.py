@@ -143,16 +143,15 @@ class Backlog:
     def __init__(self) -> None:
         self._lines: dict[tuple[bool, str], Line] = {}
         self._least = 0.0  # work done for the last served caller before that
-        self._others_s = self._resumed_s = -math.inf  # last arrival in front; when others may go on
+        self.others_s = -math.inf  # last arrival of a request that does not wait behind others
+        self._resumed_s = -math.inf  # when those that do may run
         self._behind_since_s: float | None = None  # start of the group, if it waited behind others
-        self.hurries = False  # whether nothing else will arrive
 
     @property
     def pause_s(self) -> float:
-        """Seconds until requests that wait behind others may go on, if there is no other one."""
+        """Seconds until requests that wait behind others may run, if there is no other one."""
         now_s = time.monotonic()
-        alone = self.hurries or now_s - self._others_s > QUIET_S
-        return 0.0 if alone else max(0.0, self._resumed_s - now_s)
+        return max(0.0, self._resumed_s - now_s) if now_s - self.others_s <= QUIET_S else 0.0
 
     @property
     def requests(self) -> int:
@@ -169,7 +168,7 @@ class Backlog:
         """Add a request at the end of its caller's line."""
         self._lines.setdefault(ticket.line, Line(self._least)).add(ticket)
         if not ticket.behind:
-            self._others_s = time.monotonic()
+            self.others_s = time.monotonic()
 
     def take(self, rows: int, seconds: Seconds) -> list[Ticket]:
         """Remove and return the next requests: at most `rows` rows together, or one request.
@@ -208,8 +207,6 @@ class Backlog:
         """Return the requests that `take` would remove now, without removing them."""
         copy = Backlog()
         copy._lines = {key: line.copy() for key, line in self._lines.items()}
-        copy._others_s, copy._resumed_s = self._others_s, self._resumed_s
-        copy._behind_since_s = self._behind_since_s
         return copy.take(rows, seconds)
 
     def replace(self, old: Ticket, new: Ticket | None) -> bool:

@@ -195,7 +195,7 @@ class Lane:
     def close(self) -> None:
         """Answer the queued requests, then stop the threads."""
         with self._changed:
-            self._closed = self._backlog.hurries = True
+            self._closed, self._backlog.others_s = True, -math.inf
             self._changed.notify()
             self._to_look.notify()
         for thread in self._threads:

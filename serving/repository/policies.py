@@ -231,9 +231,7 @@ def _is_followable(
     elif left_out := sorted(needed - {variant.name for variant in variants}):
         reason = f"needs {left_out[0]}, which the repository leaves out"
     elif not labelled and file.class_names not in (None, variants[0].labels or file.class_names):
-        reason = (
-            f"was calibrated with --per-class and the order of labels of {file.variants[0].variant}"
-        )
+        reason = "was calibrated with --per-class and another order of labels"
     elif not (decides or labelled):
         reason = "needs logits, which a router has only with --labels"
     if reason:
