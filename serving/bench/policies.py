@@ -24,7 +24,7 @@ from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.decisions import Decide, Deciders, Run, Segmenter, SegmentScored
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.tasks import EvaluateOptions, task_asked, tasks_of
-from saccade.exporter.policy.answers import MEASURES
+from saccade.exporter.policy.answers import MEASURES, stops
 from saccade.exporter.policy.options import MIN_ARI
 from saccade.exporter.policy.policy import (
     SUFFIX,
@@ -124,7 +124,7 @@ class PolicyWork:
             if chosen.threshold is None:
                 break
             sure = DECIDES[self.decides](self.policy.measure, found, chosen.temperature)
-            rows = rows[~_stops(self.policy, sure, chosen.threshold, given)]
+            rows = rows[~stops(sure, chosen.threshold, given, self.policy.early)]
             if not len(rows):
                 break
         return {"class" if self.decides == LOGITS else self.decides: answers, "step": steps}
@@ -342,21 +342,14 @@ def _works(
 
 
 def ends_of(work: PolicyWork, answers: PolicyAnswers) -> np.ndarray:
-    """Return the step at which each sample ends, from the confidence of all variants.
-
-    Shapes: -> [n], from 0.
-    """
+    """Return the step at which each sample ends, from 0. Shapes: -> [n]."""
     measure, (*early, _) = work.policy.measure, work.policy.steps
     ends = np.full(len(answers.values[work.variants[-1]]), len(early))
     for at, step in reversed(list(enumerate(early))):
-        sure, given = answers.confidence(step.variant, measure, step.temperature), answers.classes
-        ends[_stops(work.policy, sure, step.threshold, given.get(step.variant))] = at
+        sure = answers.confidence(step.variant, measure, step.temperature)
+        given = answers.classes.get(step.variant, sure)
+        ends[stops(sure, step.threshold, given, work.policy.early)] = at
     return ends
-
-
-def _stops(policy: Policy, sure: np.ndarray, threshold: float, classes: Any) -> np.ndarray:
-    stops = sure >= threshold
-    return stops if policy.early is None else stops & np.isin(classes, policy.early)
 
 
 @dataclass(frozen=True)
