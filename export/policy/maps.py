@@ -15,7 +15,7 @@ ROUTER: Any = import_module("saccade.model_repository.router.spaces")
 _RIDGES = (1e-5, 1e-3, 1e-1)  # times the mean variance
 _RANKS = (2, 4)  # what the width is divided by
 _HELD_OUT = 0.25  # of the samples choose the kind
-_BLOCK = 1024  # queries that are compared with a part of the index at once
+_BLOCK = 1024  # queries that are compared with a part of the index in one product
 _TIE = 1e-6  # between cosines, whose last digits depend on the batch
 _DIGITS = 6
 

@@ -25,6 +25,7 @@ from saccade.exporter.policy.policy import check_certificates, read_policies
 from saccade.serving.client.embeddings import load_embeddings, save_embeddings
 from saccade.serving.client.router_view import DESCRIBED
 from saccade.serving.local.artefact import load_artefact
+from saccade.serving.local.server_code import ServerCode
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 
@@ -221,11 +222,25 @@ def test_the_repository_has_the_maps_and_preflight_knows_them(calibrated, tmp_pa
     assert reasons(out, "routes", "fields", "files") == []
 
 
-def test_requests_that_adapt_get_one_space(calibrated):
-    queries = list(drawn(5, seed=3)[..., 0])
-    with load_artefact(calibrated) as one:
-        found = one.embed(queries, policy="auto", max_latency_ms=10_000)
-    assert found.variant == FULL and len(found.by) == 5
+def test_requests_that_adapt_get_one_space(calibrated, tmp_path):
+    out = tmp_path / "repository"
+    deploy(calibrated, RepositoryOptions(out, slo_ms=10_000.0))
+    code = ServerCode({file.name: file for file in (out / MODEL / "1").glob("*.py")})
+    answering = code.module("answering").Answering(out / MODEL / "1")
+    choose = code.module("choose")
+    asked = ("embedding", "variant", "degraded")
+    choice = answering.choice("{}", asked)
+    role, choice = answering.component(choice, {"image"}, asked)
+    assert (role, choice.space) == ("", FULL) and choice.wish.embeds
+    names = [one.name for one in choose.candidates_of(answering.routes, choice.wish)]
+    assert names == [FULL, "auto", HALF]
+    # Without a map, a variant does not take part.
+    lost = [route._replace(in_space=route.name == FULL) for route in answering.routes.variants]
+    alone = answering.routes._replace(variants=tuple(lost), policies=())
+    assert [one.name for one in choose.candidates_of(alone, choice.wish)] == [FULL]
+    # Who does not ask how it was chosen gets one variant in its own space.
+    _, choice = answering.component(answering.choice("{}", asked[:2]), {"image"}, asked[:2])
+    assert choice.wish is None and choice.space == ""
 
 
 def test_an_index_of_the_users_is_searched(folder, images, model, tmp_path):
