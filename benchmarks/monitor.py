@@ -58,6 +58,8 @@ def losses(policy: Policy, logits: Mapping[str, np.ndarray], full: str) -> np.nd
     for step in reversed(policy.steps[:-1]):
         own = logits[step.variant]
         sure = confidence(policy.measure, own, step.temperature) >= step.threshold
+        if policy.early is not None:
+            sure &= np.isin(own.argmax(-1), policy.early)
         answer = np.where(sure, own.argmax(-1), answer)
     return answer != logits[full].argmax(-1)
 

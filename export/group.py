@@ -158,11 +158,12 @@ def _word(text: Path | str) -> tuple[str, Path]:
 def _differences(members: Sequence[GroupMember]) -> Iterator[str]:
     """Describe why members cannot answer in place of each other, one sentence each."""
     for member in members:
-        entry, first = entry_of(_first(member).main.variant.family), _first(member)
-        outputs = {spec.name for spec in first.main.outputs}
-        if entry.router or not ("embedding" in outputs or (first.labels and "logits" in outputs)):
+        own = _first(member)
+        family, outputs = own.main.variant.family, {spec.name for spec in own.main.outputs}
+        answers = "embedding" in outputs or (own.labels and "logits" in outputs)
+        if entry_of(family).router or not answers:
             yield (
-                f"{member.folder}: found a model of family {first.main.variant.family} that "
+                f"{member.folder}: found a model of family {family} that "
                 f"answers with {', '.join(sorted(outputs))}, expected one that classifies with "
                 "labels, or that embeds"
             )

@@ -42,10 +42,9 @@ def resolution_budget(config: Any, text: str) -> ComputeBudget | None:
     if found is None:
         return None
     height, rest = int(found[1]), found[2]
-    smaller = at_height(config, height)
-    if smaller is None:
+    if at_height(config, height) is None:
         raise SaccadeError(_refusal(config, text, height))
-    part = smaller.budget(rest) if rest else smaller.budgets()[0]
+    part = config.budget(rest) if rest else config.budgets()[0]
     label = f"r{height}{part.label if rest else ''}"
     pixels = Fraction(height, config.height_px) ** 2
     share = Budget(float(pixels * part.share.fraction))

@@ -91,7 +91,7 @@ class TrunkShape(TrunkFields):
         return self.height_px // self.patch_px, self.width_px // self.patch_px
 
     @property
-    def token_grid(self) -> TokenGrid:
+    def image_grid(self) -> TokenGrid:
         """The grid, the side of each stage's windows, and whether positions are filtered.
 
         As in transformers, positions are filtered in a ViT with registers, and in no other.

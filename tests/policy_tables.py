@@ -42,7 +42,8 @@ def chain(rows_seen: list[int]) -> PolicyWork:
         variants=tuple(SimpleNamespace(variant=s.variant, sha256=s.sha256) for s in steps),
     )  # fmt: skip
     runs = run_of(SMALL), run_of(LARGE)
-    return PolicyWork(policy, content, runs, {"row": np.arange(5)})
+    rows = {"row": np.arange(5)}
+    return PolicyWork(policy, content, runs, rows, rows, runs)
 
 
 def entry(*, data_sha256: str = "e" * 64, **changes: Any) -> PolicyEntry:

@@ -18,7 +18,7 @@ from saccade.models.scores.ari import adjusted_rand_index
 _ROUTER: Any = import_module("saccade.model_repository.router.confidence")
 MEASURES: tuple[str, ...] = tuple(_ROUTER.MEASURES)
 DECIDES: tuple[str, ...] = tuple(_ROUTER.DECIDES)  # outputs from which a policy can decide
-mask_confidence = _ROUTER.mask_confidence
+mask_confidence, stops = _ROUTER.mask_confidence, _ROUTER.stops
 LEARN_SHARE = 0.4  # of the samples choose; the rest certify
 SPACES = "spaces."  # prefix of the names of arrays of the router's spaces
 _TEMPERATURES = (0.05, 20.0)

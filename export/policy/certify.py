@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from saccade.core.schema import Count, Range
-from saccade.exporter.policy.answers import LEARN_SHARE, MEASURES, Answers
+from saccade.exporter.policy.answers import LEARN_SHARE, MEASURES, Answers, stops
 from saccade.exporter.policy.bounds import (
     binomial_bound,
     binomial_p_value,
@@ -57,10 +57,8 @@ class Chain:
         confidence = answers.confidence[MEASURES.index(self.measure)]
         ends = np.full(answers.n, len(self.steps) - 1)
         for at in reversed(range(len(self.thresholds))):
-            stops = confidence[self.steps[at]] >= self.thresholds[at]
-            if self.early is not None:
-                stops &= np.isin(answers.classes[self.steps[at]], self.early)
-            ends[stops] = at
+            step, threshold = self.steps[at], self.thresholds[at]
+            ends[stops(confidence[step], threshold, answers.classes[step], self.early)] = at
         return ends
 
     def losses(self, answers: Answers, table: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The requests that wait in a lane: a bounded backlog, with equal shares of work for callers."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,8 @@ NEGATIVE_US = 2**63
 LONGEST_US = 7 * 24 * 3600 * 10**6
 MAX_REQUESTS = 4 * 64  # four batches of single images
 MAX_BYTES = 512 * 2**20
+BEHIND_SHARE = 0.1  # of a lane's time for requests that wait behind others
+QUIET_S = 2.0  # after the last other request, they need not share
 GROUP_MEGAPIXELS = 32.0  # photographs cost more to decode than a larger batch saves
 
 Seconds = Callable[[float, float], float]  # estimated time for work and megapixels
@@ -36,7 +39,13 @@ class Ticket(NamedTuple):
     policy: str = ""  # the policy that the request follows, if it is a chain of one variant
     adapted: Any = None  # what the answer says about the load-adaptive choice, if there was one
     space: str = ""  # the variant in whose space the embeddings are; empty: the one that answers
+    behind: bool = False  # whether its caller has used up its allowance, so others go first
     sampled: Any = None  # the row whose answer the monitor compares with the full model's
+
+    @property
+    def line(self) -> tuple[bool, str]:
+        """The line in which it waits; those in front come first."""
+        return self.behind, self.caller
 
     @property
     def is_late(self) -> bool:
@@ -127,11 +136,23 @@ class Backlog:
 
     The next request comes from the caller with the least work done so far. A caller that returns
     after a pause counts as the one with the least work among those that wait.
+
+    Requests that wait behind others are answered one at a time while no other one waits, and get a
+    small part of the lane's time: another one that arrives would have to wait for them.
     """
 
     def __init__(self) -> None:
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[tuple[bool, str], Line] = {}
         self._least = 0.0  # work done for the last served caller before that
+        self.others_s = -math.inf  # last arrival of a request that does not wait behind others
+        self._resumed_s = -math.inf  # when those that do may run
+        self._behind_since_s: float | None = None  # start of the group, if it waited behind others
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until requests that wait behind others may run, if there is no other one."""
+        now_s = time.monotonic()
+        return max(0.0, self._resumed_s - now_s) if now_s - self.others_s <= QUIET_S else 0.0
 
     @property
     def requests(self) -> int:
@@ -146,7 +167,9 @@ class Backlog:
 
     def add(self, ticket: Ticket) -> None:
         """Add a request at the end of its caller's line."""
-        self._lines.setdefault(ticket.caller, Line(self._least)).add(ticket)
+        self._lines.setdefault(ticket.line, Line(self._least)).add(ticket)
+        if not ticket.behind:
+            self.others_s = time.monotonic()
 
     def take(self, rows: int, seconds: Seconds) -> list[Ticket]:
         """Remove and return the next requests: at most `rows` rows together, or one request.
@@ -154,11 +177,17 @@ class Backlog:
         If a caller's oldest request will be too late, its newest is answered first. No request
         joins a group that would then be too late for one of its requests.
         """
+        if self._behind_since_s is not None:
+            now_s = time.monotonic()
+            self._resumed_s = now_s + (1 / BEHIND_SHARE - 1) * (now_s - self._behind_since_s)
+            self._behind_since_s = None
         group: list[Ticket] = []
         used, work, megapixels, time_s = 0, 0.0, 0.0, float("inf")
         while self._lines:
-            caller = min(self._lines, key=lambda name: self._lines[name].done)
-            line = self._lines[caller]
+            key = min(self._lines, key=lambda key: (key[0], self._lines[key].done))
+            line, (behind, _) = self._lines[key], key
+            if behind and (group or self.pause_s):
+                break
             oldest = line.tickets[0]
             at = -1 if oldest.left_s < seconds(oldest.work, oldest.megapixels) else 0
             ticket = line.tickets[at]
@@ -167,15 +196,18 @@ class Backlog:
             too_large = used > rows or megapixels > GROUP_MEGAPIXELS
             if group and (too_large or seconds(work, megapixels) > time_s):
                 break
-            self._least = line.done
+            self._least = self._least if behind else line.done
             line.done += ticket.work
-            group.append(self._remove(caller, at))
+            group.append(self._remove(key, at))
+            if behind:
+                self._behind_since_s = time.monotonic()
+                break
         return group
 
     def upcoming(self, rows: int, seconds: Seconds) -> list[Ticket]:
         """Return the requests that `take` would remove now, without removing them."""
         copy = Backlog()
-        copy._lines = {caller: line.copy() for caller, line in self._lines.items()}
+        copy._lines = {key: line.copy() for key, line in self._lines.items()}
         return copy.take(rows, seconds)
 
     def replace(self, old: Ticket, new: Ticket | None) -> bool:
@@ -183,17 +215,17 @@ class Backlog:
 
         Returns False if it no longer waits.
         """
-        line = self._lines.get(old.caller)
+        line = self._lines.get(old.line)
         if line is None or not line.replace(old, new):
             return False
         if not line.tickets:
-            del self._lines[old.caller]
+            del self._lines[old.line]
         return True
 
     def expired(self) -> list[Ticket]:
         """Remove and return the requests whose time has run out."""
         expired, now_s = [], time.monotonic()
-        for caller, line in list(self._lines.items()):
+        for key, line in list(self._lines.items()):
             late = [
                 ticket.deadline_s is not None and ticket.deadline_s <= now_s
                 for ticket in line.tickets
@@ -204,7 +236,7 @@ class Backlog:
                 ticket = line.remove(0)
                 expired.append(ticket) if is_late else line.add(ticket)
             if not line.tickets:
-                del self._lines[caller]
+                del self._lines[key]
         return expired
 
     def ahead_of(self, ticket: Ticket) -> tuple[float, float]:
@@ -212,11 +244,14 @@ class Backlog:
 
         Of each other caller's work, at most as much counts as its own caller has.
         """
-        own = self._lines.get(ticket.caller)
+        own = self._lines.get(ticket.line)
         mine = ticket.work + (own.work if own else 0.0)
         work, megapixels = 0.0, 0.0
-        for line in self._lines.values():
-            share = 1.0 if line is own else min(1.0, mine / line.work)
+        for (behind, _), line in self._lines.items():
+            if behind > ticket.behind:
+                continue
+            in_front = line is own or ticket.behind > behind
+            share = 1.0 if in_front else min(1.0, mine / line.work)
             work += share * line.work
             megapixels += share * line.megapixels
         return work, megapixels
@@ -228,10 +263,11 @@ class Backlog:
         """
         removed: list[Ticket] = []
         while self._lines and self._is_full(ticket):
-            heaviest = max(self._lines, key=lambda name: self._lines[name].work)
-            own = self._lines.get(ticket.caller)
+            heaviest = max(self._lines, key=lambda key: (key[0], self._lines[key].work))
+            own = self._lines.get(ticket.line)
             mine = ticket.work + (own.work if own else 0.0)
-            if heaviest == ticket.caller or self._lines[heaviest].work <= mine:
+            alike = heaviest[0] == ticket.behind and self._lines[heaviest].work <= mine
+            if heaviest == ticket.line or alike or heaviest[0] < ticket.behind:
                 for other in reversed(removed):
                     self.add(other)
                 return None
@@ -242,8 +278,8 @@ class Backlog:
         size = sum(line.size for line in self._lines.values())
         return self.requests >= MAX_REQUESTS or size + ticket.size > MAX_BYTES
 
-    def _remove(self, caller: str, at: int) -> Ticket:
-        ticket = self._lines[caller].remove(at)
-        if not self._lines[caller].tickets:
-            del self._lines[caller]
+    def _remove(self, key: tuple[bool, str], at: int) -> Ticket:
+        ticket = self._lines[key].remove(at)
+        if not self._lines[key].tickets:
+            del self._lines[key]
         return ticket

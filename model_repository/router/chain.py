@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from backlog import Ticket
 from choose import RequestRefused
-from confidence import DECIDES
+from confidence import DECIDES, stops
 from plain_family import PlainFamily, repeated, text_rows
 from routes import PolicyRoute, Route
 
@@ -90,10 +90,7 @@ class RequestChain:
             return np.arange(0)
         decides = self._decides
         own = DECIDES[decides](self._policy.measure, arrays[decides], step.temperature)
-        sure = own >= step.threshold
-        if self._policy.early is not None:
-            sure &= np.isin(arrays[decides].argmax(-1), self._policy.early)
-        unsure = np.flatnonzero(~sure)
+        unsure = np.flatnonzero(~stops(own, step.threshold, arrays[decides], self._policy.early))
         if len(unsure):
             self.open = self.open[unsure]
             self.at += 1

@@ -5,7 +5,7 @@ The router runs this file, and `saccade calibrate` imports it, so that both comp
 numbers with a threshold. NumPy only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -69,6 +69,20 @@ def mask_confidence(measure: str, masks: np.ndarray, _temperature: float = 1.0) 
     each = MEASURES[measure](flat / largest[:, None], flat.sum(-1) / largest)
     means = each.reshape(len(shares), -1).mean(-1)
     return np.where(usable, np.clip(means, 0.0, 1.0), 0.0)
+
+
+def stops(
+    sure: np.ndarray, threshold: float, answers: np.ndarray, early: Sequence[int] | None
+) -> np.ndarray:
+    """Return which rows end at a step: those that are sure of one of the classes `early`.
+
+    None stands for all classes, or for answers without classes.
+    Shapes: sure [n], answers [n], classes, or [n classes], logits -> bool [n].
+    """
+    enough = sure >= threshold
+    if early is None:
+        return enough
+    return enough & np.isin(answers if answers.ndim == 1 else answers.argmax(-1), early)
 
 
 # The outputs from which a policy can decide, by name.

@@ -29,6 +29,7 @@ INPUTS_LOST = "the inputs could not be prepared"
 STEP_FACTOR, LEAST_STEP_S, MOST_STEP_S = 10.0, 60.0, 600.0
 SLOW_STEP_FACTOR = 3.0  # where this is more than the most
 
+LEAST_WAIT_S = 0.0005
 KEEP = 0.9  # weight of the old mean at each measurement: about the last ten count
 
 # Seconds in which arrivals and busy time count.
@@ -194,7 +195,7 @@ class Lane:
     def close(self) -> None:
         """Answer the queued requests, then stop the threads."""
         with self._changed:
-            self._closed = True
+            self._closed, self._backlog.others_s = True, -math.inf
             self._changed.notify()
             self._to_look.notify()
         for thread in self._threads:
@@ -257,9 +258,11 @@ class Lane:
 
     def _next_group(self) -> list[Ticket]:
         with self._changed:
-            while not self._backlog.requests and not self._closed:
-                self._changed.wait()
-            group = self._backlog.take(self._group_rows, self.pace.seconds)
+            while not (group := self._backlog.take(self._group_rows, self.pace.seconds)):
+                waiting = self._backlog.requests
+                if self._closed and not waiting:
+                    break
+                self._changed.wait(max(LEAST_WAIT_S, self._backlog.pause_s) if waiting else None)
             self._upcoming.clear()
             if group:
                 self._begin(group)

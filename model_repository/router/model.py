@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb
 from adaptive import Adaptive, Busy
+from allowance import Allowance
 from answering import LANES, Answering, Arrays, Ready, answer_of
 from backlog import Ticket, caller_of, deadline, time_for
 from calls import Reply, Sender, call, fail, refuse, remaining_us, tensors_of
@@ -71,6 +72,7 @@ class TritonPythonModel:
         if self.routes.adaptive:
             self.queue = ServerQueue(args["model_name"], self.routes, {PROBE: "lag"}, LANES)
         self.adaptive = Adaptive(self.routes, self.lanes, self._lag_s)
+        self.allowance = Allowance()
         self.monitor = PolicyMonitor(self.answering, self.lanes, self.metrics, self._withdraw)
         self.ended = threading.Event()
         threading.Thread(target=self._expire, daemon=True).start()
@@ -193,6 +195,7 @@ class TritonPythonModel:
             offer=self._offer,
             family=self.family,
             learn=self.adaptive.forecast.learn,
+            allowance=self.allowance,
             later_deadline_s=later_deadline_s,
         )
         relay.start()

@@ -112,7 +112,7 @@ class PolicyMonitor:
         self._jobs.put(None)
 
     def _serve(self) -> None:
-        while job := self._jobs.get():
+        while (job := self._jobs.get()) and not self._ended.is_set():
             while not self._may_run():
                 if self._ended.wait(LOOK_S):
                     return

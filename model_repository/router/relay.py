@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import triton_python_backend_utils as pb
+from allowance import Allowance, loads_of
 from backlog import Ticket
 from calls import Sender, fail, tensors_of
 from chain import Arrays, RequestChain, bytes_of
@@ -31,6 +32,7 @@ class Relay:
         offer: Callable[[Ticket, Route], None],
         family: PlainFamily,
         learn: Callable[[str, list[int]], None],
+        allowance: Allowance,
         later_deadline_s: float | None = None,
     ) -> None:
         """`routes` are the variants of the chain; `offer` puts a ticket into a variant's lane.
@@ -42,11 +44,13 @@ class Relay:
         self._policy, self._strict = followed
         self._offer, self._family = offer, family
         self._learn, self._later_deadline_s = learn, later_deadline_s
+        self._allowance, self._loads = allowance, loads_of(self._policy, routes)
         self._chain = RequestChain(request, self._policy, routes, family)
         self._over = False
 
     def start(self) -> None:
         """Put all rows into the lane of the first variant."""
+        self._allowance.starts(self._request.caller, self._request.rows)
         self._ask(self._request)
 
     def answered(self, inputs: Arrays, arrays: Arrays) -> None:
@@ -90,6 +94,7 @@ class Relay:
         files = any(array.dtype == object for array in left.values())
         share = len(unsure) / self._request.rows
         limits = (self._request.deadline_s, self._later_deadline_s)
+        load = len(unsure) * self._loads[self._chain.at]
         self._ask(
             self._request._replace(
                 inputs=left,
@@ -97,6 +102,7 @@ class Relay:
                 megapixels=share * self._request.megapixels if files else 0.0,
                 size=bytes_of(left),
                 deadline_s=min((limit for limit in limits if limit is not None), default=None),
+                behind=self._allowance.is_exceeded(self._request.caller, load),
             )
         )
 

@@ -85,6 +85,7 @@ class StepRoute:
     sha256: str
     threshold: float | None  # None: the last one, which always answers
     temperature: float
+    end_share: float | None = None  # share of the calibration's samples that end here
 
 
 @dataclass(frozen=True)

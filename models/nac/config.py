@@ -389,7 +389,7 @@ class NACConfig(ImageFields, ConfigValues):
         grid = TokenGrid(self.height_px // self.token_px, self.width_px // self.token_px)
         if (trunk := self.trunk) is None:
             return grid
-        return replace(trunk.token_grid, rows=grid.rows, columns=grid.columns)
+        return replace(trunk.image_grid, rows=grid.rows, columns=grid.columns)
 
     @property
     def token_px(self) -> int:

@@ -191,7 +191,7 @@ class SoTConfig(TrunkShape, ConfigValues):
     @property
     def token_grid(self) -> TokenGrid | None:
         """The tokens of an image; None for a text."""
-        return self.shape.token_grid if self.input == "image" else None
+        return self.image_grid if self.input == "image" else None
 
     @property
     def width(self) -> int:

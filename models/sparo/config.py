@@ -261,7 +261,7 @@ class SparoConfig(TrunkFields, ConfigValues):
     @property
     def token_grid(self) -> TokenGrid:
         """The tokens of an image."""
-        return self.shape.token_grid
+        return self.shape.image_grid
 
     @property
     def kept_slots(self) -> tuple[int, ...]:

@@ -127,8 +127,8 @@ def _bench(workload: Workload, options: BenchOptions) -> BenchReport:
             server, windows = through_servers(workload, entries, options, advance)
     measured = [replace(one, served=windows_of(windows, one.variant.name)) for one in measured]
     samples = {name: result.samples for name, result in workload.results.items()}
-    marked = mark_dominated([one.entry for one in measured], samples)
-    marked = with_cost_shares(marked, workload.folder.variants)
+    dominated = mark_dominated([one.entry for one in measured], samples)
+    marked = with_cost_shares(dominated, workload.folder.variants)
     full = content(measured, marked, options, server)
     answers = workload.policies.answers
     policies = [

@@ -19,6 +19,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _USUAL_BATCH = 8
 LONGEST_CALL_S = 1.0  # if a call takes longer, larger batches are left out
 _WARM_S = 0.5  # longer calls are not repeated to warm up
+_SAMPLES = 1024  # to measure policies with
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -36,6 +37,11 @@ class Measured(Protocol):
 
     @property
     def varied(self) -> bool: ...  # each call takes the next inputs, because their costs differ
+
+
+def timed_rows(count: int, seed: int) -> np.ndarray:
+    """Return the samples to measure the speed of policies with, in a random order."""
+    return np.random.default_rng(seed).permutation(count)[:_SAMPLES]
 
 
 @dataclass

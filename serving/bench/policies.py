@@ -24,7 +24,7 @@ from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.decisions import Decide, Deciders, Run, Segmenter, SegmentScored
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.tasks import EvaluateOptions, task_asked, tasks_of
-from saccade.exporter.policy.answers import MEASURES
+from saccade.exporter.policy.answers import MEASURES, stops
 from saccade.exporter.policy.options import MIN_ARI
 from saccade.exporter.policy.policy import (
     SUFFIX,
@@ -48,7 +48,7 @@ from saccade.models.scores.results import (
     wilson,
 )
 from saccade.serving.bench.figures import clients_of
-from saccade.serving.bench.in_process import InProcessLoad
+from saccade.serving.bench.in_process import InProcessLoad, timed_rows
 from saccade.serving.bench.measurement import (
     Measurement,
     Windows,
@@ -69,15 +69,13 @@ from saccade.serving.repository.policies import (
 
 LOGITS, MASKS, _ = DECIDES  # outputs from which a policy decides
 FULL = "full model"  # the key of its streams among those of policies, like no variant's name
-_SAMPLES = 1024  # to measure speed with, in a random order
+_Runs = Mapping[str, Run]  # by variant
 _Policies = Mapping[str, tuple[Policy, PolicyFile]]  # of a folder by name, each with its file
 
 
 @dataclass(frozen=True)
 class PolicyWork:
     """A policy as a function of inputs: rows that are sure leave, the others continue.
-
-    `sent` is what a caller sends instead of inputs, `served` are `runs` of that; None: the same.
 
     Shapes: inputs [n ...]; `runs` map rows of inputs to the output that decides, one per step:
             logits [rows classes] or masks [rows k h w].
@@ -87,9 +85,9 @@ class PolicyWork:
     content: PolicyFile
     runs: tuple[Callable[[Arrays], np.ndarray], ...] = field(repr=False)
     inputs: Arrays = field(repr=False)
+    sent: Arrays = field(repr=False)  # what a caller sends a router instead
+    served: tuple[Run, ...] = field(repr=False)  # of `sent`, as `runs` are of inputs
     decides: str = LOGITS  # the output of which the variants are sure or not
-    sent: Arrays | None = field(default=None, repr=False)
-    served: tuple[Run, ...] | None = field(default=None, repr=False)
     varied: bool = True  # rows differ in how many variants they need
 
     @property
@@ -126,7 +124,7 @@ class PolicyWork:
             if chosen.threshold is None:
                 break
             sure = DECIDES[self.decides](self.policy.measure, found, chosen.temperature)
-            rows = rows[~_stops(self.policy, sure, chosen.threshold, given)]
+            rows = rows[~stops(sure, chosen.threshold, given, self.policy.early)]
             if not len(rows):
                 break
         return {"class" if self.decides == LOGITS else self.decides: answers, "step": steps}
@@ -274,17 +272,14 @@ def _works_of_classifiers(
         if labelling and (problem := labels_problem(content, path, labelling)):
             left_out[name] = problem
     policies = {name: one for name, one in policies.items() if name not in left_out}
-    rows, needed = _drawn(len(decider.labels), options.seed), _needed(policies, models)
+    rows, needed = timed_rows(len(decider.labels), options.seed), _needed(policies, models)
     logits = {model.name: deciders.of(model).logits() for model in needed}
     runs = {model.name: deciders.on_rows(model, rows) for model in needed}
     served = {model.name: deciders.on_files(model) for model in needed}
     sent = {name: array[rows] for name, array in decider.inputs.items()}
     answers = class_answers(logits, decider.labels, decider.name, decider.sha256, labelling)
-    works = (
-        replace(work, sent=sent, served=tuple(served[name] for name in work.variants))
-        for work in _works(policies, runs, {"row": np.arange(len(rows))}, LOGITS)
-    )
-    return PolicyWorks(tuple(works), answers, tuple(left_out.items()))
+    works = _works(policies, runs, {"row": np.arange(len(rows))}, LOGITS, sent, served)
+    return PolicyWorks(works, answers, tuple(left_out.items()))
 
 
 def works_of_segmenters(
@@ -325,8 +320,8 @@ def works_of_segmenters(
         within=scored.within,
     )
     runs = {model.name: scored.of(model) for model in needed}
-    inputs = scored.inputs(_drawn(len(scored.images), seed))
-    return PolicyWorks(_works(policies, runs, inputs, MASKS), answers)
+    inputs = scored.inputs(timed_rows(len(scored.images), seed))
+    return PolicyWorks(_works(policies, runs, inputs, MASKS, inputs, runs), answers)
 
 
 def _needed(policies: _Policies, models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
@@ -336,37 +331,25 @@ def _needed(policies: _Policies, models: Sequence[EvaluatedModel]) -> list[Evalu
     return [model for model in models if model.name in names]
 
 
-def _drawn(count: int, seed: int) -> np.ndarray:
-    """Return the samples to measure speed with."""
-    return np.random.default_rng(seed).permutation(count)[:_SAMPLES]
-
-
 def _works(
-    policies: _Policies, runs: Mapping[str, Run], inputs: Arrays, decides: str
+    policies: _Policies, runs: _Runs, inputs: Arrays, decides: str, sent: Arrays, served: _Runs
 ) -> tuple[PolicyWork, ...]:
     works = []
     for policy, content in policies.values():
-        own = tuple(runs[step.variant] for step in policy.steps)
-        works.append(PolicyWork(policy, content, own, inputs, decides))
+        own, of_files = (tuple(of[step.variant] for step in policy.steps) for of in (runs, served))
+        works.append(PolicyWork(policy, content, own, inputs, sent, of_files, decides))
     return tuple(works)
 
 
 def ends_of(work: PolicyWork, answers: PolicyAnswers) -> np.ndarray:
-    """Return the step at which each sample ends, from the confidence of all variants.
-
-    Shapes: -> [n], from 0.
-    """
+    """Return the step at which each sample ends, from 0. Shapes: -> [n]."""
     measure, (*early, _) = work.policy.measure, work.policy.steps
     ends = np.full(len(answers.values[work.variants[-1]]), len(early))
     for at, step in reversed(list(enumerate(early))):
-        sure, given = answers.confidence(step.variant, measure, step.temperature), answers.classes
-        ends[_stops(work.policy, sure, step.threshold, given.get(step.variant))] = at
+        sure = answers.confidence(step.variant, measure, step.temperature)
+        given = answers.classes.get(step.variant, sure)
+        ends[stops(sure, step.threshold, given, work.policy.early)] = at
     return ends
-
-
-def _stops(policy: Policy, sure: np.ndarray, threshold: float, classes: Any) -> np.ndarray:
-    stops = sure >= threshold
-    return stops if policy.early is None else stops & np.isin(classes, policy.early)
 
 
 @dataclass(frozen=True)

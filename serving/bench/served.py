@@ -136,8 +136,7 @@ def policy_streams(
 
     Raises: ServerFailed if a policy does not answer as expected.
     """
-    first = policies.works[0]  # every policy has the same inputs
-    inputs = first.inputs if first.sent is None else first.sent
+    inputs = policies.works[0].sent  # of every policy
     work = replace(full, inputs={name: rows[:POLICY_REQUESTS] for name, rows in inputs.items()})
     for policy in policies.works:
         _check_policy(url, policy, work, precision)
@@ -164,8 +163,7 @@ def _check_policy(url: str, policy: PolicyWork, work: Work, precision: Mapping[s
             f"{policy.title} at {url} is answered by {by!r:.80}, expected one of "
             f"{', '.join(policy.variants)}."
         )
-    runs = policy.runs if policy.served is None else policy.served
-    expected = {policy.decides: runs[policy.variants.index(by)](work.row(0))}
+    expected = {policy.decides: policy.served[policy.variants.index(by)](work.row(0))}
     check_answers(url, policy.title, message, expected, precision[by])
 
 

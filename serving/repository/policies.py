@@ -58,6 +58,7 @@ _BOUNDS = {
     "temperature": Range(0, above=True),
     "slo_ms": range_of(RepositoryOptions, "slo_ms"),
     "floor_budget": Range(0, 1, above=True),
+    "end_share": Range(0, 1),
     "share": Range(0, 1, above=True),
     "rate": Range(0, 1),
     "alpha": Range(0, 1, above=True, below=True),
@@ -237,9 +238,7 @@ def _is_followable(
     elif left_out := sorted(needed - {variant.name for variant in variants}):
         reason = f"needs {left_out[0]}, which the repository leaves out"
     elif not labelled and file.class_names not in (None, variants[0].labels or file.class_names):
-        reason = (
-            f"was calibrated with --per-class and the order of labels of {file.variants[0].variant}"
-        )
+        reason = "was calibrated with --per-class and another order of labels"
     elif not (decides or labelled or file.embeds):
         reason = "needs logits, which a router has only with --labels"
     if reason:
@@ -259,7 +258,7 @@ def served_policy(content: PolicyFile, policy: Policy) -> PolicyRoute:
         full=content.full,
         seconds=policy.seconds,
         steps=tuple(
-            StepRoute(step.variant, step.sha256, step.threshold, step.temperature)
+            StepRoute(step.variant, step.sha256, step.threshold, step.temperature, step.share)
             for step in policy.steps
         ),
         early=policy.early,
@@ -407,8 +406,9 @@ def monitor_of(routes: Mapping[str, Any]) -> MonitorRules | None:
 
 def monitor_faults(monitor: MonitorRules, policies: Sequence[PolicyRoute]) -> Iterator[str]:
     """Yield what is wrong with a monitor of these policies, one sentence each."""
-    for part in (monitor, *monitor.limits.values()):
-        yield from _numbers_outside(part)
+    yield from _numbers_outside(monitor)
+    for limit in monitor.limits.values():
+        yield from _numbers_outside(limit)
     if monitor.limits.keys() != (names := {one.name for one in policies if not one.embeds}):
         yield f"expected the limits of {', '.join(sorted(names)) or 'no policy'}. {_AGAIN}"
 

@@ -237,8 +237,8 @@ def at_size(images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
     """
     if images.shape[1:3] != preprocessing.trained_px:
         return images
-    whole = {"resize_mode": "squash", "resize_px": (), "cut": (), "channel_order": "rgb"}
-    return fitted(images, replace(preprocessing, **whole))
+    whole = replace(preprocessing, resize_mode="squash", resize_px=(), cut=(), channel_order="rgb")
+    return fitted(images, whole)
 
 
 def fitted(images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:

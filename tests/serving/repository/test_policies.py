@@ -50,7 +50,8 @@ def test_the_router_is_told_what_was_certified(folder, out):
         assert (policy["full"], policy["against"]) == (FULL, "full")
         names = ("variant", "sha256", "threshold", "temperature")
         assert policy["steps"] == [
-            {name: getattr(step, name) for name in names} for step in known.steps
+            {**{name: getattr(step, name) for name in names}, "end_share": step.share}
+            for step in known.steps
         ]
     config = config_of(out, MODEL)
     assert {"steps", "certified"} <= {tensor.name for tensor in config.output}
@@ -272,6 +273,7 @@ CHANGED: dict[str, tuple[Callable[[Any], None], str]] = {
     "last threshold": (in_step(-1, threshold=0.5), "is not a chain"),
     "twice": (in_step(0, variant=FULL), "is not a chain"),
     "temperature": (in_step(0, temperature=0.0), "temperature is 0, expected above 0"),
+    "share": (in_step(0, end_share=1.5), "end_share is 1.5, expected at least 0 and at most 1"),
     "measure": (in_policy(measure="guess"), "measure: found 'guess', expected one of top1"),
     "risk": (in_policy(risk=1.0), "risk is 1, expected"),
     "more": (in_policy(mood="good"), "unknown keys: mood"),

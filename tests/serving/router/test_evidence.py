@@ -20,8 +20,8 @@ def evidence(pb):
     return src.evidence
 
 
-def fed(evidence, risk, losses, **state):
-    found = evidence.Evidence(**{"risk": risk, "alpha": ALPHA, **state})
+def fed(evidence, risk, losses, state=None):
+    found = evidence.Evidence(**(state or {"risk": risk, "alpha": ALPHA}))
     for lost in losses:
         found.add(lost=bool(lost))
     return found
@@ -114,7 +114,7 @@ def test_it_goes_on_in_another_process(evidence):
     losses = np.random.default_rng(4).random(300) < 0.02
     whole = fed(evidence, 0.01, losses)
     half = fed(evidence, 0.01, losses[:150])
-    rest = fed(evidence, 0.01, losses[150:], **json.loads(json.dumps(asdict(half))))
+    rest = fed(evidence, 0.01, losses[150:], json.loads(json.dumps(asdict(half))))
     assert rest == whole and rest.money == whole.money
 
 

@@ -355,3 +355,59 @@ def test_whoever_comes_after_a_pause_gets_no_more_than_a_share(pb, ticket):
         line.add(ticket(caller="back again"))
     serve(6)
     assert 3 <= served[10:].count("back again") <= 4
+
+
+def test_others_go_first_and_those_behind_go_alone(lane, ticket):
+    hold(lane, ticket)
+    for _ in range(3):
+        lane.offer(ticket(caller="hard", behind=True))
+    for _ in range(3):
+        lane.offer(ticket(caller="usual"))
+    assert rest(lane, 6) == [["usual"] * 3, ["hard"], ["hard"], ["hard"]]
+
+
+def test_those_behind_get_a_small_part_of_the_time(pb, ticket, monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(src.backlog.time, "monotonic", lambda: now_s[0])
+    backlog = src.backlog.Backlog()
+
+    def take(after_s):
+        now_s[0] += after_s
+        return [one.caller for one in backlog.take(8, lambda *_: 0.0)]
+
+    for _ in range(4):
+        backlog.add(ticket(caller="hard", behind=True))
+    backlog.add(ticket(caller="usual"))
+    assert take(0.0) == ["usual"] and take(0.0) == ["hard"]
+    assert take(0.1) == [] and backlog.pause_s == pytest.approx(0.9), "it took a tenth of a second"
+    backlog.add(ticket(caller="usual"))
+    assert take(0.5) == ["usual"] and take(0.1) == [], "others need not wait"
+    assert take(0.31) == ["hard"]
+    now_s[0] += src.backlog.QUIET_S + 0.01
+    assert [take(0.0), take(0.0)] == [["hard"], ["hard"]], "while nobody else is there"
+    backlog.add(ticket(caller="usual"))
+    backlog.add(ticket(caller="hard", behind=True))
+    assert take(0.1) == ["usual"] and take(0.0) == []
+    backlog.others_s = -1e9
+    assert take(0.0) == ["hard"], "before the lane closes"
+
+
+def test_those_behind_make_room_first(pb, ticket):
+    backlog = src.backlog.Backlog()
+    for at in range(src.backlog.MAX_REQUESTS):
+        backlog.add(ticket(caller=f"hard {at}", behind=True))
+    large = ticket(rows=64, caller="usual")
+    (removed,) = backlog.make_room(large)
+    assert removed.behind
+    backlog.add(large)
+    assert backlog.make_room(ticket(caller="hard 1", behind=True)) is None
+    assert backlog.ahead_of(ticket(caller="other"))[0] == 1.0, "an equal part of what is in front"
+    assert backlog.ahead_of(ticket(caller="hard 1", behind=True))[0] >= 64
+
+
+def test_a_lane_with_a_pause_goes_on_by_itself(lane, ticket, eventually):
+    lane.go.set()
+    lane.offer(ticket(caller="usual"))
+    for _ in range(3):
+        lane.offer(ticket(caller="hard", behind=True))
+    eventually(lambda: sum(group == ["hard"] for group in lane.groups), 3)

@@ -443,3 +443,28 @@ def test_without_policies_the_page_has_no_series_of_them(make, pb):
     pb.MetricFamily.COUNTER = 0
     make(policies=[])
     assert "saccade_answers_total" in names and "saccade_policy_answers_total" not in names
+
+
+def test_answers_of_who_is_held_back_are_the_same(make, eventually):
+    router = make([
+        policy("auto", 0.01, 0.4, thresholds=(2.0, 2.0)),
+        policy("early", 0.05, 0.4, thresholds=(0.0, 2.0)),
+    ])  # fmt: skip
+    for loaded in router.routes.policies:
+        for step, share in zip(loaded.steps, (0.8, 0.15, 0.05), strict=True):
+            vars(step)["end_share"] = share
+    for name in (SMALL, MIDDLE):
+        router.go[name].set()
+    seen, offer = [], router.lanes[FULL, ""].offer
+    router.lanes[FULL, ""].offer = lambda one: seen.append((one.caller, one.behind)) or offer(one)
+    asked = {caller: Request(policy="auto", identity=f"{caller}/9") for caller in ("hard", "usual")}
+    for at in range(4):
+        for caller, name in (("hard", "auto"), ("usual", "early"), ("other", "early")):
+            execute(router, [Request(policy=name, identity=f"{caller}/{at}")])
+    execute(router, list(asked.values()))
+    eventually(lambda: len(seen), 6)
+    router.go[FULL].set()
+    hard, usual = (request.answer() for request in asked.values())
+    assert dict(seen) == {"hard": True, "usual": False}
+    for name, array in usual.items():
+        np.testing.assert_array_equal(hard[name], array)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from saccade.model_repository.router.routes import RUN_FOLDER
 from saccade.serving.server import beside
 from saccade.serving.server import process as server_process
 from saccade.serving.server.run_folder import SHARED_MEMORY
@@ -167,3 +168,10 @@ def _literal(name: str, value: str) -> bytes:
 def _frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
     size = struct.pack(">I", len(content))[1:]
     return size + bytes([kind, flags]) + struct.pack(">I", stream) + content
+
+
+def test_the_router_knows_a_folder_that_outlives_its_process(server):
+    """There it keeps the evidence against policies; a reloaded model has another folder."""
+    environ = Path(f"/proc/{server.pid}/environ").read_bytes().decode()
+    folder = Path(re.search(rf"{RUN_FOLDER}=([^\0]+)", environ)[1])
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and (folder / "lock").exists()
