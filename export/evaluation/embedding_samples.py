@@ -99,7 +99,8 @@ def neighbor_answers(
             f"{_LEAST_FIT}. Pass more data."
         )
     (own,) = (one for one in variants if one.name == full)
-    maps, arrays = [], {}
+    maps: list[SpaceMap] = []
+    arrays: dict[str, np.ndarray] = {}
     for one in variants:
         check_finite(one.name, one.logits)
         for pair in ((one, own), (own, one)) if one is not own else ():

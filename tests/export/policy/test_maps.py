@@ -34,6 +34,11 @@ def test_a_rotated_space_is_found_again():
     assert np.allclose(np.linalg.norm(there, axis=1), np.linalg.norm(target, axis=1).mean())
 
 
+def test_the_length_of_an_embedding_does_not_matter():
+    array, embedding = drawn(10, 6), drawn(5, 8, seed=1)
+    assert np.allclose(ROUTER.mapped(3 * embedding, array), ROUTER.mapped(embedding, array))
+
+
 def test_the_same_space_needs_no_map():
     target = drawn(400, 8)
     made, array = best_map(PAIR, target, target, min_recall=0.5)
