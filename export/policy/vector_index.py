@@ -37,8 +37,9 @@ def stored_vectors(path: Path, width: int, sha256: str) -> Iterator[np.ndarray]:
         if not count:
             raise ValueError("has no vectors")
     except (OSError, ValueError, ArchiveRefused) as error:
+        reason = getattr(error, "strerror", None) or error
         raise SaccadeError(
-            f"--against-index {path}: {error!s:.200}; expected vectors of {width} numbers in a "
+            f"--against-index {path}: {reason!s:.200}; expected vectors of {width} numbers in a "
             ".npy, .parquet, or .npz of `saccade embed`, as the full model embeds images."
         ) from error
 
