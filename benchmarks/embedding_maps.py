@@ -6,7 +6,8 @@
 
 Every pair of variants: maps are fitted on images of the train split, as `saccade calibrate
 --embedding` does. The index is of images of the test split. `neighbor` are other test images, whose
-own nearest neighbor in the space of the index is wanted; `copy` are the images of the index, a
+own nearest neighbor in the space of the index is wanted; `label` is how often the nearest neighbor
+found has their label. `copy` are the images of the index, a
 pixel further right and with noise, of which the original is wanted. Then the time of a map in the
 router, and as an ONNX file.
 """
@@ -49,7 +50,8 @@ def embedded(data: str, model: EvaluatedModel, fit: int, index: int) -> dict[str
         "copy": moved.clip(0, 255).astype(np.uint8),
     }
     component = model.component("", "image")
-    return {name: component({"image": rows})["embedding"] for name, rows in given.items()}
+    found = {name: component({"image": rows})["embedding"] for name, rows in given.items()}
+    return {**found, "labels": test.labels}
 
 
 def searched(
@@ -63,13 +65,15 @@ def searched(
         ways = {"without": ROUTER.unit, **ways}
     for way, placed in ways.items():
         recall = neighbor_recall(placed(query["neighbor"]), own, stored)
-        cosines = placed(query["copy"]) @ stored.T
+        cosines, labels = placed(query["copy"]) @ stored.T, query["labels"]
+        found = labels[: len(stored)][(placed(query["neighbor"]) @ stored.T).argmax(1)]
         before = (cosines > np.diag(cosines)[:, None]).sum(1)
         figures = dict(zip(("recall_1", "recall_10", "loss"), recall, strict=True))
         yield (
             way,
             {
                 "neighbor": figures,
+                "label": float((found == labels[len(stored) :]).mean()),
                 "copy": {
                     "recall_1": float((before < 1).mean()),
                     "recall_10": float((before < 10).mean()),
@@ -149,9 +153,7 @@ def main() -> None:
     write_result(given.out, result)
     for query, row in matrix.items():
         for index, cell in row.items():
-            shown = {
-                way: (cell[way]["copy"], cell[way]["neighbor"]) for way in cell if way != "kind"
-            }
+            shown = {way: cell[way] for way in cell if way != "kind"}
             print(f"{query} -> {index} ({cell['kind']}): {shown}")
     print(result["microseconds"])
 

@@ -109,8 +109,9 @@ def _classified(
     if options.embedding:
         fitted = chose or data
         source = fitted.data, fitted.data_sha256
-        own = {"full": variants.full, "apart": apart}
-        answers, neighborhood = neighbor_answers(compared, source, options, **own)
+        answers, neighborhood = neighbor_answers(
+            compared, source, options, full=variants.full, apart=apart
+        )
         return AnsweredSamples(answers, data, chose, neighborhood)
     answers = answers_of(
         compared, joined[0].labels, full=variants.full, seed=options.seed, apart=apart

@@ -103,8 +103,9 @@ def neighbor_answers(
     for one in variants:
         check_finite(one.name, one.logits)
         for pair in ((one, own), (own, one)) if one is not own else ():
-            names, embeddings = (pair[0].name, pair[1].name), [each.logits[fit] for each in pair]
-            made, array = best_map(names, *embeddings, options.min_recall)
+            source_of, target_of = (each.logits[fit] for each in pair)
+            names = pair[0].name, pair[1].name
+            made, array = best_map(names, source_of, target_of, options.min_recall)
             maps.append(made)
             arrays |= {made.name: array} if made.used else {}
     used = [one for one in variants if one is own or ROUTER.map_name(one.name, full) in arrays]
@@ -120,8 +121,8 @@ def neighbor_answers(
         else ROUTER.mapped(one.logits[asked], arrays[ROUTER.map_name(one.name, full)])
         for one in used
     ]
-    stacked, parts = np.stack([ROUTER.unit(query) for query in queries]), [own.logits[fit]]
-    index = map(ROUTER.unit, parts)
+    stacked = np.stack([ROUTER.unit(query) for query in queries])
+    index = iter([ROUTER.unit(own.logits[fit])])
     if (path := options.against_index) is not None:
         index = stored_vectors(path, own.logits.shape[1], own.sha256)
         source = path.name, sha256_of(path) if path.is_file() else ""

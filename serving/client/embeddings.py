@@ -83,11 +83,11 @@ def load_embeddings(path: Path) -> tuple[Embeddings, tuple[str, ...]]:
         if strange or data["vectors"].dtype.kind != "f":
             raise ValueError(f"its {(strange or ['vectors'])[0]} have another shape or type")
         names = tuple(str(name) for name in data["names"])
-        made_by = (str(data[field]) for field in ("variant", "sha256", "slots_sha256"))
-        by = tuple((str(name), str(sha256)) for name, sha256 in data.get(_BY, ()))
+        variant, sha256, slots = (str(data[name]) for name in ("variant", "sha256", "slots_sha256"))
+        by = tuple((str(name), str(digest)) for name, digest in data.get(_BY, ()))
         if len(by) not in (0, len(data["vectors"])):
             raise ValueError(f"it has {len(by)} variants for {len(data['vectors'])} vectors")
-        embeddings = Embeddings(data["vectors"], *made_by, by)
+        embeddings = Embeddings(data["vectors"], variant, sha256, slots, by)
     except (OSError, ValueError) as error:
         raise SaccadeError(
             f"{path}: found no embeddings of `saccade embed` ({error}). Pass a file that it wrote."

@@ -100,8 +100,8 @@ def served_policies(
         if not report.passed:
             raise SaccadeError(_refusal(str(report.problem)))
     if labelling is not None:
-        files = {one.file.name: one.file for one in reports if one.file and not one.file.embeds}
-        for file in files.values():
+        labelled = {one.file.name: one.file for one in reports if one.file and not one.file.embeds}
+        for file in labelled.values():
             path = folder.path / f"{file.name}{SUFFIX}"
             _check_labels(file, path, labelling.of(variants[0].runtime_metadata))
     kept = [

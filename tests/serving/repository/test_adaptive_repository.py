@@ -134,7 +134,7 @@ def test_words_are_not_classes_that_could_be_chosen_faster(folder, out):
     variants = [captioning(variant) for variant in ArtefactFolder(folder).variants]
     with pytest.raises(SaccadeError, match=r"found a model of family captioner, .* Drop --slo-ms"):
         options = RepositoryOptions(out, slo_ms=50)
-        served_adaptive(variants, RouterPolicies(), options, labelled=False)
+        served_adaptive(variants, {}, RouterPolicies(), options, labelled=False)
 
 
 def captioning(variant: VariantFiles) -> VariantFiles:
