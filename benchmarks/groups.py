@@ -93,8 +93,7 @@ def grouped(place: Path, members: Mapping[str, str | Path]) -> Path:
         BUILD.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=BUILD) as exports:
             for word, checkpoint in members.items():
-                options = ExportOptions(Path(exports) / word, name=word, gate="quick")
-                export(checkpoint, replace(options, budget=("class",)))
+                export(checkpoint, ExportOptions(Path(exports) / word, name=word, gate="quick"))
             group([f"{word}={Path(exports) / word}" for word in members], GroupOptions(place))
     return place
 
@@ -189,7 +188,9 @@ def control(answers: Answers, risk: float) -> Chain:
 
 def followed(splits: Sequence[Split], full: str) -> RouterPolicies:
     """Return the chains of all splits as policies of one router."""
-    content: Any = SimpleNamespace(against="full", confidence=CONFIDENCE, full=full)
+    content: Any = SimpleNamespace(
+        against="full", confidence=CONFIDENCE, full=full, embeds=False
+    )
     policies = [policy_of(f"split-{one.seed:02d}", one.certificate, one.answers) for one in splits]
     routes = tuple(served_policy(content, policy) for policy in policies)
     return RouterPolicies(
@@ -279,7 +280,8 @@ def trained(options: argparse.Namespace) -> dict[str, Any]:
     found = [split_of(whole, options.risk, seed) for seed in range(options.splits)]
     splits = [one for one in found if one]
     full, settings = whole.names[-1], settings_of(folder)
-    files = png_files(load_data(DATA, "test", ArtefactFolder(folder).variants[0].images()).images)
+    largest = ArtefactFolder(folder).variants[0].images()
+    files = png_files(load_data(DATA, "test", preprocessing=largest).images)
     by_images: dict[str, Any] = {}
     with under_load(folder, followed(splits, full)) as load:
         for images in CLIENTS:
@@ -343,7 +345,7 @@ def real_sized(options: argparse.Namespace) -> dict[str, Any]:
             gone = round(shares[at] * len(images))
             threshold = float(np.sort(sure)[-gone])
             left = left[sure < threshold]
-        steps.append(StepRoute(name, sha_of(folder, name), threshold, 1.0))
+        steps.append(StepRoute(name, sha_of(folder, name), threshold, 1.0, shares[at]))
     del models
     route = PolicyRoute(
         "shares", "full", CONFIDENCE, options.risk, options.risk, "top1", names[-1], 1.0, (*steps,)

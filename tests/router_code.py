@@ -39,7 +39,8 @@ def family_module(package: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"router_of_{package}", source)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    folders = [str(ROUTER), str(source.parent)]  # what it brings more lies beside it there
+    # What it brings more lies beside it there, and so do the shared files of saccade.models.
+    folders = [str(ROUTER), str(source.parent), str(PACKAGE / "models")]
     sys.path[:0] = folders
     try:
         spec.loader.exec_module(module)
