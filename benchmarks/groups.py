@@ -188,9 +188,7 @@ def control(answers: Answers, risk: float) -> Chain:
 
 def followed(splits: Sequence[Split], full: str) -> RouterPolicies:
     """Return the chains of all splits as policies of one router."""
-    content: Any = SimpleNamespace(
-        against="full", confidence=CONFIDENCE, full=full, embeds=False
-    )
+    content: Any = SimpleNamespace(against="full", confidence=CONFIDENCE, full=full, embeds=False)
     policies = [policy_of(f"split-{one.seed:02d}", one.certificate, one.answers) for one in splits]
     routes = tuple(served_policy(content, policy) for policy in policies)
     return RouterPolicies(
