@@ -36,7 +36,7 @@ def chain(rows_seen: list[int]) -> PolicyWork:
     )
     policy = Policy("auto", 0.05, 0.04, 0.02, "top1", steps, 0.001, 0.004)
     content: Any = SimpleNamespace(
-        min_ari=None, full=FULL, against="full", confidence=0.95,
+        min_ari=None, full=FULL, against="full", confidence=0.95, embeds=False,
         split="test", data="d", data_sha256="d" * 64,
         choose_split=None, choose_data=None, choose_data_sha256="c" * 64,
         variants=tuple(SimpleNamespace(variant=s.variant, sha256=s.sha256) for s in steps),

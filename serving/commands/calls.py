@@ -85,8 +85,6 @@ def embed(image: Images, options: EmbedOptions) -> Result:
     Examples:
         # embed two images
         saccade embed cat.png dog.png --model sparo --out build/images.npz
-        # embed queries for an index of the full model with less compute
-        saccade embed cat.png --model sparo --policy auto --out build/queries.npz
         # embed the lines of a text file
         saccade embed --texts captions.txt --model sparo --out build/texts.npz
     """

@@ -156,7 +156,7 @@ def test_a_fault_that_only_further_samples_show(
     sizes = gate_sizes("standard", VIT_B)
     reference = Reference(checkpoint, sizes)
     model: Any = reference.model
-    budget = model.budget(1)
+    budget = model.budget("1")
     expected = reference.expected(budget, "", ["logits", "probabilities"], VIT_B)
     seen = {image.tobytes() for image in expected.samples.inputs["image"]}
     right = torch_runner(reference.folded(budget), "", ["logits", "probabilities"])
@@ -180,7 +180,7 @@ def test_a_fault_that_only_further_noise_shows(
     """A file in half precision that mixes rows, of images that are far from all that are stored."""
     checkpoint: Checkpoint = tiny_nac(tmp_path / "nac.safetensors")
     reference = Reference(checkpoint, gate_sizes("standard", VIT_B))
-    budget = reference.model.budget(1)
+    budget = reference.model.budget("1")
     outputs = ["logits", "probabilities"]
     expected = reference.expected(budget, "", outputs, VIT_B)
     assert expected.scored is not None

@@ -247,7 +247,7 @@ def test_policies_on_the_command_line(served, tmp_path, capsys):
     assert cli.run(["answer", *files, *where, "--question", "left ?", "--policy", "auto"]) == 2
     assert "vqa has no policies. Run `saccade calibrate`" in capsys.readouterr().err
     assert cli.run(["embed", *files, *where, "--policy", "auto"]) == 2
-    assert "saccade embed has no option --policy" in capsys.readouterr().err
+    assert "vqa is a model of family vqa, which does not embed images" in capsys.readouterr().err
 
 
 def test_slots_are_drawn_by_seed_and_place_and_painted_again(asked):
