@@ -26,7 +26,7 @@ Bytes = bytes | mmap.mmap
 SCHEMA = "saccade.checkpoint"
 VERSION = 3
 AUTHORS_DATA = "the authors'"  # the card's `data` in what `convert` writes
-GENERATED_DATA = ("digits", "digits-sum", "shapes", "tetrominoes", "listops")
+GENERATED_DATA = ("digits", "digits-sum", "shapes", "signs", "tetrominoes", "listops")
 _PICKLE_PROTOCOLS = (b"\x02", b"\x03", b"\x04", b"\x05")
 # Version 1 had only images and labels, under other names; 1 and 2 squashed every image.
 READ_VERSIONS = (1, 2, 3)

@@ -80,13 +80,13 @@ def load_data(
     also: Sequence[str] = (),
     asked: DataOptions | None = None,
 ) -> Dataset:
-    """Load one split of `digits`, `digits-sum`, `shapes`, or of the user's data in any format.
+    """Load one split of `digits`, `digits-sum`, `shapes`, `signs`, or of the user's data.
 
-    `shapes` are scenes of one object, with the size of `preprocessing`, else 64 px. The user's
-    images are resized to the trained model's `preprocessing`, or for a new model to `side_px` by
-    `side_px`, gray if every image is gray; pixels in arrays are not resized. The split `all` is
-    every sample, those of training first. Of the split `train`, `asked.shots` samples of each class
-    are drawn. `also` lists further names that the caller accepts, for the message.
+    `shapes` are scenes of one object, with the size of `preprocessing`, else 64 px. `signs` and the
+    user's images are resized to the trained model's `preprocessing`, or for a new model to
+    `side_px` by `side_px`, gray if every image is gray; pixels in arrays are not resized. The split
+    `all` is every sample, those of training first. Of the split `train`, `asked.shots` samples of
+    each class are drawn. `also` lists further names that the caller accepts, for the message.
     Raises: SaccadeError if there is no such data or it cannot be used, ShapeError if images do
         not have the shape that `preprocessing` requires.
     """
@@ -98,7 +98,7 @@ def load_data(
     if name in _GENERATED:
         _check_unused(name, asked or DataOptions())
         split = "test" if split == HELD_OUT else split
-        data = _generated(name, split, preprocessing, asked or DataOptions())
+        data = _generated(name, split, preprocessing, side_px, asked or DataOptions())
     else:
         data = _own(name, split, preprocessing, side_px, also, asked or DataOptions())
     return (
@@ -174,12 +174,12 @@ def _moments_by_block(images: Images) -> tuple[list[float], list[float]]:
     return mean.tolist(), np.sqrt(np.maximum(square - mean**2, 0)).tolist()
 
 
-_GENERATED = ("digits", "digits-sum", "shapes")
+_GENERATED = ("digits", "digits-sum", "shapes", "signs")
 _Parts = tuple[np.ndarray, np.ndarray, tuple[str, ...]]
 
 
 def _generated(
-    name: str, split: str, preprocessing: Preprocessing | None, asked: DataOptions
+    name: str, split: str, preprocessing: Preprocessing | None, side_px: int, asked: DataOptions
 ) -> Dataset:
     from saccade.models.data.digits import digits, digits_sum
 
@@ -187,6 +187,7 @@ def _generated(
         "digits": digits,
         "digits-sum": digits_sum,
         "shapes": lambda part: _shapes(part, preprocessing),
+        "signs": lambda part: _signs(part, preprocessing or plain(side_px, 1)),
     }
     drawn = [sources[name](part) for part in (SPLITS if split == "all" else (split,))]
     images, labels = (np.concatenate(arrays) for arrays in list(zip(*drawn, strict=True))[:2])
@@ -339,7 +340,11 @@ def _kept(
 
 def plain_preprocessing(source: SampleSource, side_px: int) -> Preprocessing:
     """Return how images are resized for a new model, whose checkpoint resizes them likewise."""
-    channels = 1 if all(is_gray(source, row) for row in range(len(source))) else 3
+    return plain(side_px, 1 if all(is_gray(source, row) for row in range(len(source))) else 3)
+
+
+def plain(side_px: int, channels: int) -> Preprocessing:
+    """Return how images are resized for a new model with that many channels."""
     return Preprocessing(side_px, side_px, channels, (0.0,) * channels, (1.0,) * channels)
 
 
@@ -352,6 +357,13 @@ def _shapes(split: str, preprocessing: Preprocessing | None) -> _Parts:
     drawn = scenes(split, side_px=side_px, objects=(1, 1))
     labels = np.array([scene_label(objects) for objects in drawn.objects], dtype=np.int64)
     return drawn.images, labels, SCENE_LABELS
+
+
+def _signs(split: str, preprocessing: Preprocessing) -> _Parts:
+    from saccade.models.data.signs import CLASS_NAMES, resized, signs
+
+    images, labels = signs(split)
+    return resized(images, preprocessing.wanted()), labels, CLASS_NAMES
 
 
 def _digest(images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> str:

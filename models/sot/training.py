@@ -3,7 +3,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,15 @@ from torch import Tensor
 from saccade.core.errors import SaccadeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.data.augment import Augmentation
-from saccade.models.data.datasets import image_fields, load_data
+from saccade.models.data.datasets import image_fields, load_data, plain
 from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.scene_texts import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
+from saccade.models.data.signs import CLASS_NAMES, resized, sign_batch, signs
 from saccade.models.data.splits import calibration_rows
 from saccade.models.data.token_states import TokenStates, token_states
 from saccade.models.families import new_model
+from saccade.models.image_decoding import ImageInput
 from saccade.models.sot.config import SMALL
 from saccade.models.sot.model import SoT, SoTConfig
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
@@ -43,13 +45,16 @@ def _fields(images: np.ndarray, seen: np.ndarray, classes: int) -> dict[str, Any
 def image_source(
     options: TrainOptions, recipe: Recipe, *, validation: int, calibration: int
 ) -> DataSource:
-    """Return the source that the options name: `shapes` (default), digits, a folder or an .npz.
+    """Return the source that the options name: `shapes` (default), signs, digits, or own images.
 
     Raises: SaccadeError if there is no such data.
     """
     name = options.data or "shapes"
     if name == "shapes":
         return _shapes(recipe, validation, calibration)
+    if name == "signs":
+        preprocessing = options.asked.preprocessing or plain(options.side_px, 1)
+        return _signs(recipe, preprocessing.wanted(), validation, calibration)
     asked, side_px = options.asked, options.side_px
     training = load_data(name, "train", side_px=side_px, asked=asked)
     held_out = load_data(name, "validation", side_px=side_px, asked=asked)
@@ -95,21 +100,50 @@ def _shapes(recipe: Recipe, validation: int, calibration: int) -> DataSource:
     held_out = scenes("validation", validation, side_px=SCENE_PX, objects=_ONE)
     known = scenes("train", calibration, side_px=SCENE_PX, objects=_ONE)
 
-    changes = ImageChanges(recipe, classes=len(SCENE_LABELS))
+    def draw(rng: np.random.Generator, count: int) -> Samples:
+        return _labelled(scene_batch(rng, count, side_px=SCENE_PX, objects=_ONE))
 
-    def draw(rng: np.random.Generator, count: int) -> dict[str, Any]:
-        drawn = _labelled(scene_batch(rng, count, side_px=SCENE_PX, objects=_ONE))
+    return _endless("shapes", recipe, SCENE_LABELS, draw, _labelled(held_out), _labelled(known))
+
+
+def _signs(recipe: Recipe, wanted: ImageInput, validation: int, calibration: int) -> DataSource:
+    def fitted(drawn: tuple[np.ndarray, np.ndarray]) -> Samples:
+        return {"image": resized(drawn[0], wanted), "labels": drawn[1]}
+
+    return _endless(
+        "signs",
+        recipe,
+        CLASS_NAMES,
+        lambda rng, count: fitted(sign_batch(rng, count)),
+        fitted(signs("validation", validation)),
+        fitted(signs("train", calibration)),
+    )
+
+
+def _endless(
+    name: str,
+    recipe: Recipe,
+    labels: tuple[str, ...],
+    draw: Callable[[np.random.Generator, int], Samples],
+    held_out: Samples,
+    known: Samples,
+) -> DataSource:
+    """Return a source whose training samples are new in every batch."""
+    changes = ImageChanges(recipe, classes=len(labels))
+
+    def changed(rng: np.random.Generator, count: int) -> dict[str, Any]:
+        drawn = draw(rng, count)
         image, targets = changes.drawn(drawn["image"], rng, drawn["labels"])
         return {"image": image, "labels": targets}
 
     return DataSource(
-        name="shapes",
-        sha256={"train": _digest(known.images), "validation": _digest(held_out.images)},
-        labels=SCENE_LABELS,
-        fields=_fields(held_out.images, known.images, len(SCENE_LABELS)),
-        draw=draw,
-        validation=_labelled(held_out),
-        calibration=_labelled(known),
+        name=name,
+        sha256={"train": _digest(known["image"]), "validation": _digest(held_out["image"])},
+        labels=labels,
+        fields=_fields(held_out["image"], known["image"], len(labels)),
+        draw=changed,
+        validation=held_out,
+        calibration=known,
     )
 
 
@@ -174,7 +208,7 @@ SHIPPED = Recipe(
 
 
 def task(options: TrainOptions) -> "SoTTask":
-    """Train a SoT on shapes (the default: color and shape of one object), digits or own images.
+    """Train a SoT on shapes (the default: color and shape of one object), signs or own images.
 
     `--set input=tokens` trains it on a file of token states. All heads have the same recipe;
     `--set fusion=class` is the baseline.

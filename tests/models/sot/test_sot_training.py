@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The classifier's training task: what it draws, that every head learns by the same recipe."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from support.models.runs import losses_of
 
 from saccade.core.errors import SaccadeError
+from saccade.models.data.datasets import load_data
+from saccade.models.data.signs import CLASS_NAMES
 from saccade.models.sot.training import patch_side, task
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import with_pixels
@@ -43,6 +47,21 @@ def test_shapes_are_scenes_of_one_object(tmp_path):
     assert saved["calibration"]["image"].shape == (256, 48, 48, 3)
     assert len(saved["labels"]) == saved["config"]["classes"] == 16
     assert saved["config"]["patch_px"] == 6
+
+
+def test_signs_are_new_in_every_batch_and_of_the_wanted_size(tmp_path):
+    asked = options(tmp_path, "signs")
+    trained = task(replace(asked, side_px=24))
+    rng = np.random.default_rng(7)
+    images = torch.cat([with_pixels(trained.batch(step, rng))["image"] for step in range(2)])
+    assert tuple(images.shape) == (128, 24, 24, 1)
+    assert len({image.numpy().tobytes() for image in images}) == 128
+    saved = trained.saved()
+    assert saved["labels"] == CLASS_NAMES and saved["config"]["patch_px"] == 3
+    known = load_data("signs", "validation", preprocessing=saved["preprocessing"])
+    held_out = trained.source.validation
+    np.testing.assert_array_equal(held_out["image"], known.images[:1_000])
+    np.testing.assert_array_equal(held_out["labels"], known.labels[:1_000])
 
 
 def test_a_field_that_is_not_there_is_refused(tmp_path):
