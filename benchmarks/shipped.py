@@ -38,6 +38,21 @@ RESULT = RESULTS / "shipped.json"
 MOST_BYTES = 3 * 2**20
 
 
+def _signs(size: str, layers: int, embedding: str, side_px: int, steps: int, batch: int) -> Shipped:
+    """Return a member of the group that reads road signs."""
+    config = {"layers": layers, "patch_px": 8, "token_embedding": embedding, "fusion": "class"}
+    training = {"data": "signs", "recipe": "quick", "side_px": side_px, "set": config}
+    return Shipped(
+        "sot",
+        f"A ViT of {layers} block{'s' * (layers > 1)} on {embedding} tokens that reads road signs "
+        f"in {side_px} px: {size} among the three of a group.",
+        training | {"steps": steps, "batch": batch},
+        (EvaluateOptions(data="signs", task="top1"),),
+        notes="Every test sample is drawn from a separate seed, so the interval also describes the "
+        "score on new signs.",
+    )
+
+
 DIGITS_SUM_BUDGETS = (1.0, 0.5, 0.25, 0.2, 0.125, 0.0625, 0.03125, 0.015625)
 MODELS = {
     "digits-sum": Shipped(
@@ -85,6 +100,14 @@ MODELS = {
         {"data": "shapes"},
         (EvaluateOptions(data="shapes", task="top1", budget=("exact", "fast", "class")),),
     ),
+    **{
+        f"signs-{size}": _signs(size, layers, embedding, side_px, steps, batch)
+        for size, layers, embedding, side_px, steps, batch in (
+            ("small", 1, "inception", 32, 2_500, 64),
+            ("middle", 2, "inception", 56, 2_000, 64),
+            ("large", 4, "inception", 80, 2_400, 32),
+        )
+    },
     "slots-tetrominoes": Shipped(
         "slot-attention",
         "Equivariant slot attention that splits scenes of three tetrominoes into slots.",

@@ -30,7 +30,7 @@ PICTOGRAMS = {  # five rows of five cells
     "cup": "x...x/x...x/xxxxx/.xxx./..x..",
 }
 CLASS_NAMES = tuple(PICTOGRAMS)
-NEAR, FAR = 0.8, 0.15  # largest and smallest diameter, as shares of the image's side
+NEAR, FAR = 0.85, 0.11  # largest and smallest diameter, as shares of the image's side
 _SEEDS = {"train": 301, "validation": 302, "test": 303}
 _ZOOM = 4  # everything is drawn larger and averaged, so that edges are soft
 _LINE = np.linspace(-1, 1, SIDE_PX, dtype=np.float32)
@@ -44,7 +44,7 @@ def signs(split: str, count: int | None = None) -> tuple[np.ndarray, np.ndarray]
 
     A gray image shows one round sign before splinters, blots and bars. Its pictogram (one of 16),
     place, tilt (up to 12 degrees) and contrast are drawn independently. The logarithm of its
-    diameter is uniform, from 0.15 to 0.8 of the side. Light falls off in one direction, and all
+    diameter is uniform, from 0.11 to 0.85 of the side. Light falls off in one direction, and all
     pixels have noise. Every sign has a separate generator, seeded by split and number. Therefore
     samples are independent, and a shorter draw is the beginning of a longer one. Without `count`,
     train has 10,000 signs, validation 2,000, test 10,000.

@@ -30,7 +30,7 @@ class MeasureOptions(Options):
     """Options of a measurement: subject, duration, and where the report goes."""
 
     out: Path  # folder for report.json, report.html and frontier.png
-    # digits, digits-sum, shapes, tetrominoes, or your own data as for `saccade evaluate`; default:
+    # digits, digits-sum, shapes, signs, tetrominoes, or your own data (see docs/data.md); default:
     # the training data of the model, or else the family's generated data
     data: str | None = None
     # which samples to score, as for `saccade evaluate`; default: test, or validation if the data

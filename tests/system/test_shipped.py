@@ -20,8 +20,9 @@ FOLDER = shipped_checkpoint("digits-sum").parent
 FILES = sorted(FOLDER.glob("*.safetensors"))
 # On few samples, well below what the card has and well above chance.
 AT_LEAST = {
-    "captioner-shapes": 1.5, "digits-sum": 0.8, "listops": 0.35, "slots-tetrominoes": 0.6,
-    "sot-shapes": 0.6, "sparo-shapes": 0.8, "vqa-shapes": 0.4,
+    "captioner-shapes": 1.5, "digits-sum": 0.8, "listops": 0.35, "signs-large": 0.85,
+    "signs-middle": 0.85, "signs-small": 0.65, "slots-tetrominoes": 0.6, "sot-shapes": 0.6,
+    "sparo-shapes": 0.8, "vqa-shapes": 0.4,
 }  # fmt: skip
 
 
