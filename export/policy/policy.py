@@ -236,7 +236,7 @@ def read_policies(path: Path) -> PolicyFile:
 
 def _complete(content: dict[str, Any]) -> dict[str, Any]:
     """Add the keys that only some files have, or that earlier releases did not write."""
-    known = {"early": None, "classes": []}
+    known: dict[str, Any] = {"early": None, "classes": []}
     if isinstance(policies := content.get("policies"), list):
         policies = [{**known, **one} if isinstance(one, dict) else one for one in policies]
         content = {**content, "policies": policies}
