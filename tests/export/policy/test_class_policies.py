@@ -10,7 +10,7 @@ from scipy import stats
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.policy.answers import Answers, VariantAnswers, answers_of
-from saccade.exporter.policy.certify import Certificate, Chain, MissingCertificate, certify
+from saccade.exporter.policy.certify import Certificate, Chain, MissingCertificate, certify, front
 from saccade.exporter.policy.classes import OTHERS, certify_classes, class_samples
 from saccade.model_repository.router.confidence import confidence
 
@@ -110,6 +110,14 @@ def test_a_class_with_few_samples_is_answered_by_the_full_model(everybody):
     assert set(given[early]) <= set(found.chain.early) and early.any()
     lynx = given == RAREST
     assert lynx.any() and (answers.classes[answers.full][lynx] == RAREST).all()
+
+
+def test_every_chain_of_classes_ends_in_the_full_model(everybody):
+    """Also where a cheaper last step would lose nothing."""
+    answers = drawn(everybody, 0)
+    table = np.zeros_like(answers.differs[:, : answers.learn])
+    chains = front(answers.learning, table, 3, to_full=True)
+    assert {chain.steps[-1] for chain in chains} == {answers.full}
 
 
 def test_classes_follow_from_their_numbers_alone(everybody):

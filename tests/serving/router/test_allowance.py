@@ -49,6 +49,12 @@ def test_what_is_harder_for_all_holds_nobody_back(allowance):
     assert not sends(allowance, "one", 1.0), "1.4 times what is usual now"
 
 
+def test_a_caller_that_is_easier_than_usual_lowers_nobodys_allowance(allowance):
+    for caller in ("one", "two", "three"):
+        sends(allowance, caller, 0.02)
+    assert not sends(allowance, "usual", 0.2), "the calibration's own share"
+
+
 def test_callers_are_forgotten(allowance):
     for at in range(10_000):
         allowance.starts(f"caller {at}", 1)

@@ -400,6 +400,12 @@ def test_those_behind_make_room_first(pb, ticket):
     (removed,) = backlog.make_room(large)
     assert removed.behind
     backlog.add(large)
+    (removed,) = backlog.make_room(ticket(rows=128, caller="larger"))
+    assert removed.behind, "although the one in front has far more work"
+    backlog = src.backlog.Backlog()
+    for at in range(src.backlog.MAX_REQUESTS - 1):
+        backlog.add(ticket(caller=f"hard {at}", behind=True))
+    backlog.add(large)
     assert backlog.make_room(ticket(caller="hard 1", behind=True)) is None
     assert backlog.ahead_of(ticket(caller="other"))[0] == 1.0, "an equal part of what is in front"
     assert backlog.ahead_of(ticket(caller="hard 1", behind=True))[0] >= 64
