@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,17 +117,20 @@ def group(members: Sequence[Path | str], options: GroupOptions) -> CheckpointGro
 
 
 def _members(texts: Sequence[Path | str]) -> tuple[GroupMember, ...]:
-    members = []
-    for text in texts:
-        word, path = _word(text)
-        folder = ArtefactFolder(path)
+    named = [(word, ArtefactFolder(path)) for word, path in map(_word, texts)]
+    for _, folder in named:
         if folder.variants[0].in_group:
             raise SaccadeError(
-                f"{folder}: is a group itself, expected a folder that `saccade export` wrote. Pass "
-                "the folders that the group was made of."
+                f"{folder}: is a group itself. Pass the folders that it was made of."
             )
-        word = word or re.sub("[^a-z0-9]", "", folder.model)
-        members.append(GroupMember(word, folder))
+    # vit-s and vit-b become s and b.
+    parts = [folder.model.split("-") for _, folder in named]
+    shared = sum(1 for _ in takewhile(lambda ones: len(set(ones)) == 1, zip(*parts, strict=False)))
+    shared = min(shared, *(len(own) - 1 for own in parts)) if len(parts) > 1 else 0
+    members = [
+        GroupMember(word or "".join(own[shared:]), folder)
+        for (word, folder), own in zip(named, parts, strict=True)
+    ]
     if len(members) < 2:
         raise SaccadeError(f"found {len(members)} artefact folder, expected two or more.")
     for one, other in combinations(members, 2):

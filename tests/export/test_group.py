@@ -99,6 +99,21 @@ def test_words_name_the_variants(folders: tuple[Path, Path], tmp_path: Path) -> 
     assert [one.variant.name for one in made.manifests] == ["animals-l-fp32", "animals-s-fp32"]
 
 
+def test_what_all_names_begin_with_is_left_out(tmp_path: Path) -> None:
+    folders = [member(tmp_path / f"vit-{name}", name, seed=at) for at, name in enumerate(COSTS)]
+    for folder, model in zip(folders, ("vit-l", "vit-b16"), strict=True):
+        old = next(folder.glob("*.onnx")).stem
+        new = f"{model}-b1000-fp32"
+        content = json.loads((folder / f"{old}{SUFFIX}").read_text())
+        content["variant"] |= {"name": new, "model": model}
+        content["file"]["name"] = f"{new}.onnx"
+        (folder / f"{old}.onnx").rename(folder / f"{new}.onnx")
+        (folder / f"{old}{SUFFIX}").unlink()
+        (folder / f"{new}{SUFFIX}").write_text(json.dumps(content))
+    made = group(folders, GroupOptions(out=tmp_path / "out"))
+    assert {one.variant.setting for one in made.manifests} == {"l", "b16"}
+
+
 def test_a_folder_of_several_budgets_keeps_their_names(tmp_path: Path) -> None:
     from tiny_artefacts import artefacts
 
