@@ -92,7 +92,8 @@ class PolicyMonitor:
         """Return a request for which one of its rows is noted, if that is to be sampled."""
         drawn = self._random.random() < self._rules.share * ticket.rows
         wanted = self._rules.keep or policy.name in self._evidence
-        if not (drawn and wanted) or self._jobs.qsize() >= MOST_WAITING:
+        # What decides of embeddings is not compared: their policies have no limit.
+        if policy.embeds or not (drawn and wanted) or self._jobs.qsize() >= MOST_WAITING:
             return ticket
         row, family = self._random.randrange(ticket.rows), self._answering.family
         alone = ticket._replace(

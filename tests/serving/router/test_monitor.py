@@ -4,6 +4,7 @@
 import json
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -341,6 +342,13 @@ def test_images_are_kept_as_they_came(make, eventually, tmp_path):
     eventually(lambda: names() == {picture(shade) for shade in (3, LOST, UNSURE, 9)}, 3)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert all(path.suffix == ".png" for path in folder.iterdir())
+
+
+def test_embeddings_are_neither_compared_nor_kept(make, tmp_path):
+    router = make(keep=str(tmp_path / "kept"))
+    embeds = replace(router.routes.policies[0], embeds=True)
+    request = SimpleNamespace(rows=1)  # cannot be copied, as a sampled one is
+    assert router.monitor.sampled(request, embeds) is request
 
 
 def test_a_folder_that_cannot_be_made_stops_nothing(make, eventually, tmp_path, pb):
