@@ -10,8 +10,9 @@ measures its risk and its accuracy. Beside it the control: the cheapest chain th
 calibration half, with no test.
 
 Every certified chain is then a policy of one server, as is each variant alone. Their throughput is
-measured in turn, with 1 and with 16 images per request, on samples of the other half. A chain is
-compared with the full model, and with the fastest variant that is at least as accurate there.
+measured in turn, with 1 and with 16 images per request, on signs that are in no split. A chain is
+compared with the full model, and with the fastest variant that is at least as accurate on the other
+half.
 
 With --real-size, the members are ViT-S/16, B/16 and L/16 with random weights. Their thresholds are
 such that as many images leave at each step as did on average in `groups.json`.
@@ -46,6 +47,7 @@ from saccade.model_repository.router.confidence import confidence
 from saccade.model_repository.router.routes import PolicyRoute, StepRoute
 from saccade.models.checkpoint import save
 from saccade.models.data.datasets import load_data
+from saccade.models.data.signs import sign_batch
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sot.config import PRESETS
 from saccade.models.sot.model import SoT
@@ -66,6 +68,7 @@ REAL_WINDOW = 20.0  # times as long as a window of the small models
 DATA, ONNX = "signs", runtime_named(DEFAULT)
 CONFIDENCE, STEPS = 0.95, 3
 BATCHES, TRIED, TRIES = (1, 4, 16, 64), 128, 3
+TRAFFIC, TRAFFIC_SEED = 1_024, 9  # new signs of requests
 CLIENTS = {1: 16, 16: 4}  # by images per request
 TIMES_FULL, TIMES_SINGLE, HELD = 1.8, 1.3, 19  # the aims, of 20 splits
 
@@ -133,7 +136,6 @@ class Split:
     seed: int
     certificate: Certificate
     answers: Answers
-    rows: np.ndarray  # the other half
     figures: dict[str, Any]
 
 
@@ -156,7 +158,7 @@ def split_of(whole: Population, risk: float, seed: int) -> Split | None:
         "variants": dict(zip(whole.names, right.mean(1).tolist(), strict=True)),
         "control": float(control(answers, risk).losses(there, there.differs).mean()),
     }
-    return Split(seed, found, answers, other, figures)
+    return Split(seed, found, answers, figures)
 
 
 def rescaled(whole: Population, rows: np.ndarray, answers: Answers) -> Answers:
@@ -278,14 +280,12 @@ def trained(options: argparse.Namespace) -> dict[str, Any]:
     found = [split_of(whole, options.risk, seed) for seed in range(options.splits)]
     splits = [one for one in found if one]
     full, settings = whole.names[-1], settings_of(folder)
-    largest = ArtefactFolder(folder).variants[0].images()
-    files = png_files(load_data(DATA, "test", preprocessing=largest).images)
+    files = png_files(sign_batch(np.random.default_rng(TRAFFIC_SEED), TRAFFIC)[0])
     by_images: dict[str, Any] = {}
     with under_load(folder, followed(splits, full)) as load:
         for images in CLIENTS:
-            rows = splits[0].rows[:1_024]
             names = [f"split-{one.seed:02d}" for one in splits]
-            streams = streams_of(DATA, files[rows], images, names, settings)
+            streams = streams_of(DATA, files, images, names, settings)
             measured = rates(load, streams, rounds=options.rounds, seconds=options.seconds)
             pairs = [compared(one, measured, full) for one in splits]
             by_images[str(images)] = {

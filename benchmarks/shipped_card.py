@@ -26,6 +26,7 @@ class Shipped:
     seeds: str = ""  # a comparison of compare.py with several seeds of this recipe
     chosen: str = ""  # why this seed was chosen
     notes: str = ""  # below the figures
+    first: dict[str, Any] | None = None  # the same for the checkpoint of --init
 
 
 def card(model: Shipped, built: Checkpoint, results: list[EvaluationResult]) -> str:

@@ -2,6 +2,7 @@
 """A trained model in one safetensors file: weights, preprocessing, labels, samples, card."""
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from saccade.core.errors import SaccadeError, ShapeError, require
 from saccade.core.files import Writer, check_regular, sha256_of, write_together
 from saccade.core.json_text import parse_json
 from saccade.core.mapped_pages import return_tensor
-from saccade.models.checkpoint_folder import check_config, checkpoint_file, folder_files
+from saccade.models.checkpoint_folder import CONFIG, check_config, checkpoint_file, folder_files
 from saccade.models.checkpoint_format import (
     SCHEMA,
     VERSION,
@@ -119,7 +120,11 @@ def load(path: Path | str, *, check: Callable[[Header], None] | None = None) -> 
     except OSError as error:
         inside = sorted(path.glob("*.safetensors")) if path.is_dir() else []
         which = f"the checkpoint in it: {inside[0]}" if len(inside) == 1 else "a checkpoint file."
-        raise SaccadeError(f"{path}: cannot be read ({error}). Pass {which}") from error
+        advice = f"Pass {which}"
+        if (path / CONFIG).is_file():
+            out = f"{path.name}.safetensors"
+            advice = f"Convert it first: saccade convert {shlex.quote(str(path))} --out {out}"
+        raise SaccadeError(f"{path}: cannot be read ({error}). {advice}") from error
     check_config(path, header)
     if check is not None:
         check(header)

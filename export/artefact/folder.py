@@ -11,7 +11,7 @@ from typing import NoReturn
 from saccade.core.errors import SaccadeError
 from saccade.core.files import check_digest, json_bytes, sha256_of, write_atomically
 from saccade.core.leftovers import only_writer
-from saccade.core.schema import AGAIN
+from saccade.core.schema import AGAIN, GROUP_AGAIN
 from saccade.exporter.artefact.frontier import (
     FILE_NAME,
     Frontier,
@@ -128,21 +128,22 @@ class ArtefactFolder:
                 f"{self.path / manifest.file.data.name}: is a link, expected the file itself, "
                 "because runtimes do not open weights elsewhere. Copy it here."
             )
+        again = AGAIN if manifest.member is None else GROUP_AGAIN
         for expected in manifest.file.files:
             path = self.path / expected.name
             if not path.is_file():
-                raise SaccadeError(f"{path}: missing, but its manifest exists. {AGAIN}")
+                raise SaccadeError(f"{path}: missing, but its manifest exists. {again}")
             now, state = time.time_ns(), path.stat()
             times = state.st_mtime_ns, state.st_ctime_ns
             stamp = (state.st_dev, state.st_ino, state.st_size, *times)
             if self._hashed.get(expected) == stamp:
                 continue
-            changed = f"The file was changed after its export. {AGAIN}"
+            changed = f"The file was changed after its export. {again}"
             check_digest(path, sha256_of(path), expected.sha256, "in its manifest", changed)
             if state.st_size != expected.bytes:
                 raise SaccadeError(
                     f"{path}: has {state.st_size} bytes, expected {expected.bytes} as in its "
-                    f"manifest. {AGAIN}"
+                    f"manifest. {again}"
                 )
             if max(times) < now - _TICK_NS:
                 self._hashed[expected] = stamp

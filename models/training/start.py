@@ -4,7 +4,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from saccade.models.data.options import Once, here
 from saccade.models.entry import imported
 from saccade.models.families import entries, entry_of, outline
 from saccade.models.preprocessing import Preprocessing
+from saccade.models.resolution import resampled
 from saccade.models.shipped import SHIPPED, located
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import Task
@@ -78,17 +79,42 @@ def started(family: str, options: TrainOptions, once: Once = here) -> RunOptions
             f"--init {options.init}: found family {start.family}, expected {family}. Pass a "
             f"checkpoint of {family}, or run saccade train {start.family}."
         )
-    _check_side(options, "the checkpoint of --init", start.preprocessing)
+    if _has_other_side(options, start.preprocessing):
+        start = _at_side(options, start)
     return RunOptions(**vars(options), start=start, once=once)
 
 
-def _check_side(options: TrainOptions, what: str, preprocessing: Preprocessing | None) -> None:
+def _has_other_side(options: TrainOptions, preprocessing: Preprocessing | None) -> bool:
     given_px = options.side_px != TrainOptions(out=options.out).side_px
-    if preprocessing and given_px and options.side_px != preprocessing.height_px:
-        raise SaccadeError(
-            f"--side-px is {options.side_px}, but {what} takes images of "
-            f"{preprocessing.height_px} x {preprocessing.width_px} px. Leave --side-px out."
-        )
+    return bool(preprocessing and given_px and options.side_px != preprocessing.height_px)
+
+
+def _at_side(options: TrainOptions, start: Checkpoint) -> Checkpoint:
+    """Return the checkpoint of `--init` for images of `--side-px`, its positions interpolated.
+
+    Raises: SaccadeError if it has layers for one size of images only, or patches do not fill them.
+    """
+    images = start.preprocessing
+    assert images is not None
+    images = replace(images.at_height(options.side_px), trained_px=())
+    sizes = {"height_px": images.height_px, "width_px": images.width_px}
+    config = start.config | sizes
+    own, other = (outline(start.family, one) for one in (start.config, config))
+    grid, wanted = (getattr(one.config, "token_grid", None) for one in (own, other))
+    if grid is None or wanted is None or grid.windows != wanted.windows:
+        _refuse_side(options, "the checkpoint of --init", start.preprocessing)
+    shapes = {name: value.shape for name, value in other.state_dict().items()}
+    changed = [name for name, value in start.weights.items() if value.shape != shapes[name]]
+    note(f"images of {sizes['height_px']} x {sizes['width_px']} px: {', '.join(changed)} resampled")
+    weights = {name: resampled(start.weights[name], grid, wanted) for name in changed}
+    return replace(start, config=config, preprocessing=images, weights=start.weights | weights)
+
+
+def _refuse_side(options: TrainOptions, what: str, preprocessing: Preprocessing) -> NoReturn:
+    raise SaccadeError(
+        f"--side-px is {options.side_px}, but {what} takes images of "
+        f"{preprocessing.height_px} x {preprocessing.width_px} px. Leave --side-px out."
+    )
 
 
 def _given_trunk(family: str, options: TrainOptions, path: Path) -> TrunkSource:
@@ -115,7 +141,8 @@ def _given_trunk(family: str, options: TrainOptions, path: Path) -> TrunkSource:
     trunk = own.read(str(path), origin.config, origin.weights)
     images = origin.preprocessing if port.sizes_images else None
     given = TrunkSource(origin, trunk, port, port.fields(trunk.shape), images)
-    _check_side(options, "the trunk of --trunk", given.preprocessing)
+    if given.preprocessing and _has_other_side(options, given.preprocessing):
+        _refuse_side(options, "the trunk of --trunk", given.preprocessing)
     return given
 
 

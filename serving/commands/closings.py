@@ -78,7 +78,11 @@ def verify(given: Mapping[str, Any], result: Any) -> Closing:
         return Closing(count, folder)
     if result.exit_code:
         if any(not (row["passed"] or row["figures"]) for row in variants):
-            return Closing(count, folder, f"saccade export CHECKPOINT --out {_q(folder)} --force")
+            from saccade.exporter.artefact.folder import ArtefactFolder
+
+            in_group = ArtefactFolder(folder).variants[0].in_group
+            verb = "group FOLDER FOLDER" if in_group else "export CHECKPOINT"
+            return Closing(count, folder, f"saccade {verb} --out {_q(folder)} --force")
         bisect = "" if given["bisect"] else " --bisect"
         return Closing(count, folder, f"saccade verify {_q(folder)}{bisect}" if bisect else "")
     return Closing(count, folder, bench_command(folder))

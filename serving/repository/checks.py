@@ -7,6 +7,7 @@ from pathlib import Path
 
 from saccade.core.errors import SaccadeError
 from saccade.core.machine import this_machine
+from saccade.core.schema import GROUP_AGAIN
 from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
@@ -43,7 +44,8 @@ def check_alike(folder: ArtefactFolder, runtime: str = DEFAULT) -> None:
             if differing := _difference(manifest, first.components[role]):
                 raise SaccadeError(
                     f"{folder}: {manifest.variant.name} and {first.components[role].variant.name} "
-                    f"differ in {differing}, so one router cannot serve both. Export them together."
+                    f"differ in {differing}, so one router cannot serve both. "
+                    f"{GROUP_AGAIN if first.in_group else 'Export them together.'}"
                 )
             _check_tensor_names(manifest)
 

@@ -185,3 +185,12 @@ def test_a_folder_names_the_checkpoint_in_it(tmp_path):
     (tmp_path / "own.safetensors").touch()
     with pytest.raises(SaccadeError, match=r"Pass the checkpoint in it: .*own\.safetensors"):
         load(tmp_path)
+
+
+def test_a_folder_of_a_model_hub_names_the_command_that_converts_it(tmp_path):
+    (tmp_path / "vit").mkdir()
+    (tmp_path / "vit" / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(
+        SaccadeError, match=r"found a folder.* Convert it first: saccade convert .*/vit --o"
+    ):
+        load(tmp_path / "vit")

@@ -21,6 +21,7 @@ from saccade.core.json_text import parse_json
 
 EXPORT = "saccade export CHECKPOINT --out FOLDER --force"
 AGAIN = f"Write it again with: {EXPORT}"
+GROUP_AGAIN = "Group its members again: saccade group FOLDER FOLDER --out GROUP --force"
 _LARGEST_INT = 2**63 - 1  # what all our readers support
 _WORDS = {
     int: "a whole number",

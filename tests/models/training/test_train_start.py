@@ -14,6 +14,7 @@ from support.models.sizes import TINY
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.nac.training.listops import ListOpsTask
+from saccade.models.resolution import TokenGrid, resampled
 from saccade.models.sot.training import task
 from saccade.models.training import loop
 from saccade.models.training.options import TrainOptions
@@ -103,7 +104,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "lacking": ({"set": {"layers": 2}}, r"trunk.blocks.1.*: found no such tensor, expected floats"),
     "images": ({"set": {"mean": [0.1]}}, "--set mean: the checkpoint of --init determines"),
-    "side": ({"side_px": 16}, "--side-px is 16, but the checkpoint of --init takes images of 8"),
+    "side": ({"side_px": 9}, r"patch_px is 2, expected a divisor of height_px \(9\)"),
     "other images": ({"data": "shapes"}, r"channels|height_px"),
 }
 
@@ -116,6 +117,32 @@ def test_what_does_not_fit_is_refused(case: str, options: TrainOptions, sets: Se
     with pytest.raises(SaccadeError, match=message):
         train("sot", replace(options, **changes))
     assert not list(options.out.parent.iterdir())
+
+
+def test_training_continues_on_larger_images(
+    options: TrainOptions, parent: Checkpoint, sets: Sets
+) -> None:
+    """As the usual fine-tuning of a ViT: only positions change, as `--budget r16` samples them."""
+    larger = replace(options, data=sets["3"], side_px=16, freeze=("trunk",))
+    child = train("sot", larger)
+    assert child.preprocessing is not None and parent.preprocessing is not None
+    assert (child.config["height_px"], child.preprocessing.height_px) == (16, 16)
+    assert child.preprocessing.trained_px == ()
+    grids = [TokenGrid(side // 2, side // 2) for side in (8, 16)]
+    expected = resampled(parent.weights["trunk.position"], *grids)
+    assert torch.equal(child.weights["trunk.position"], expected)
+    others = (
+        name for name in parent.weights if name.startswith("trunk.") and name != "trunk.position"
+    )
+    assert all(torch.equal(child.weights[name], parent.weights[name]) for name in others)
+    assert child.build()(torch.zeros(1, 16, 16, 1)).shape == (1, 3)
+
+
+def test_a_model_of_one_size_does_not_change_it(tmp_path: Path) -> None:
+    shipped = Path("shipped:slots-tetrominoes")
+    options = TrainOptions(tmp_path / "s.safetensors", init=shipped, side_px=40)
+    with pytest.raises(SaccadeError, match="--side-px is 40, but the checkpoint of --init takes"):
+        started("slot-attention", options)
 
 
 def test_another_family_is_refused(options: TrainOptions) -> None:
