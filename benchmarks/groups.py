@@ -65,6 +65,7 @@ REAL = {
     "l": replace(PRESETS["vit-b16"], dim=1024, layers=24, heads=16, mlp_dim=4096),
 }
 REAL_WINDOW = 20.0  # times as long as a window of the small models
+TIMEOUT_S = 600.0  # a ViT-L takes a second per image
 DATA, ONNX = "signs", runtime_named(DEFAULT)
 CONFIDENCE, STEPS = 0.95, 3
 BATCHES, TRIED, TRIES = (1, 4, 16, 64), 128, 3
@@ -206,7 +207,7 @@ def under_load(folder: Path, policies: RouterPolicies) -> Iterator[LoadGenerator
         deploy(folder, options, policies=policies)
         with (
             Server(options.out, QUIET) as server,
-            LoadGenerator(server.url, server_pid=server.pid) as load,
+            LoadGenerator(server.url, server_pid=server.pid, timeout_s=TIMEOUT_S) as load,
         ):
             yield load
 

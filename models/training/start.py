@@ -94,15 +94,15 @@ def _at_side(options: TrainOptions, start: Checkpoint) -> Checkpoint:
 
     Raises: SaccadeError if it has layers for one size of images only, or patches do not fill them.
     """
-    images = start.preprocessing
-    assert images is not None
-    images = replace(images.at_height(options.side_px), trained_px=())
+    before = start.preprocessing
+    assert before is not None
+    images = replace(before.at_height(options.side_px), trained_px=())
     sizes = {"height_px": images.height_px, "width_px": images.width_px}
     config = start.config | sizes
     own, other = (outline(start.family, one) for one in (start.config, config))
     grid, wanted = (getattr(one.config, "token_grid", None) for one in (own, other))
     if grid is None or wanted is None or grid.windows != wanted.windows:
-        _refuse_side(options, "the checkpoint of --init", start.preprocessing)
+        _refuse_side(options, "the checkpoint of --init", before)
     shapes = {name: value.shape for name, value in other.state_dict().items()}
     changed = [name for name, value in start.weights.items() if value.shape != shapes[name]]
     note(f"images of {sizes['height_px']} x {sizes['width_px']} px: {', '.join(changed)} resampled")
