@@ -78,10 +78,8 @@ def verify(given: Mapping[str, Any], result: Any) -> Closing:
         return Closing(count, folder)
     if result.exit_code:
         if any(not (row["passed"] or row["figures"]) for row in variants):
-            from saccade.exporter.artefact.folder import ArtefactFolder
-
-            in_group = ArtefactFolder(folder).variants[0].in_group
-            verb = "group FOLDER FOLDER" if in_group else "export CHECKPOINT"
+            grouped = result.artefacts and result.artefacts.variants[0].in_group
+            verb = "group FOLDER FOLDER" if grouped else "export CHECKPOINT"
             return Closing(count, folder, f"saccade {verb} --out {_q(folder)} --force")
         bisect = "" if given["bisect"] else " --bisect"
         return Closing(count, folder, f"saccade verify {_q(folder)}{bisect}" if bisect else "")

@@ -219,6 +219,7 @@ def options(**values):
     return type("Options", (), values)()
 
 
+NOT_PASSED = {"variants": [{"passed": False, "figures": {}}]}
 # Of each verb what it is given and gives, and its next command.
 CLOSINGS = {
     "train": ({"options": options(out=Path("b/x.safetensors"))}, None, "saccade export b/x.saf"),
@@ -229,8 +230,17 @@ CLOSINGS = {
     ),
     "verify": (
         {"folder": Path("b/x"), "bisect": False},
-        options(exit_code=1, to_dict=lambda _: {"variants": [{"passed": False, "figures": {}}]}),
+        options(exit_code=1, artefacts=None, to_dict=lambda _: NOT_PASSED),
         "saccade export CHECKPOINT --out b/x --force",
+    ),
+    "verify a group": (
+        {"folder": Path("b/x"), "bisect": False},
+        options(
+            exit_code=1,
+            artefacts=options(variants=(options(in_group=True),)),
+            to_dict=lambda _: NOT_PASSED,
+        ),
+        "saccade group FOLDER FOLDER --out b/x --force",
     ),
     "verify, if only a policy failed": (
         {"folder": Path("b/x"), "bisect": False},
