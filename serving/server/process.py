@@ -295,23 +295,24 @@ class ServerProcess:
         """Return the number of connections from callers."""
         return sum(connections(port, self.pid) for port in self.ports())
 
-    def stop(self, *, at_once: bool = False) -> None:
+    def stop(self, *, at_once: bool = False, hurried: Callable[[], bool] = lambda: False) -> None:
         """Let requests in the server's queues finish, then stop it; remove stubs, shared memory.
 
         The server does not count the requests that its models are running: the supervisor does.
+        Nothing is waited for `at_once`, or as soon as `hurried` is true.
         """
         if self._process.poll() is None and not at_once:
             self._process.send_signal(signal.SIGINT)
-            self._wait_until_idle(self._options.grace_s)
+            self._wait_until_idle(self._options.grace_s, hurried)
         self._kill()
         self._metrics_port.close()
         remove_regions(self._regions)
         shutil.rmtree(self._models, ignore_errors=True)
 
-    def _wait_until_idle(self, most_s: float) -> None:
+    def _wait_until_idle(self, most_s: float, hurried: Callable[[], bool]) -> None:
         # Once idle, it only unloads models, which takes seconds and is not needed.
         end = time.monotonic() + most_s
-        while time.monotonic() < end and self._process.poll() is None:
+        while time.monotonic() < end and self._process.poll() is None and not hurried():
             if (self._idle.wait(0.05) and not self._may_run()) or not self.callers():
                 time.sleep(_FLUSH_S)
                 if self._is_traced:

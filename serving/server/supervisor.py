@@ -271,7 +271,8 @@ class Supervisor(threading.Thread):
             process, self._process = self._process, None
             prober.close()
             self._end_others()
-            process.stop(at_once=self._hurry or self._hangs or served_from is None)
+            at_once = self._hangs or served_from is None
+            process.stop(at_once=at_once or self._hurry, hurried=lambda: self._hurry)
         return trouble, 0 if served_from is None else time.monotonic() - served_from
 
     def _finish_calls(self, process: ServerProcess, prober: Prober) -> None:

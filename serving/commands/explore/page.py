@@ -56,8 +56,11 @@ def register(place: ExploreServer, timeout_s: float | None) -> None:
         ui.add_css(_STYLE)
         pages.add(Page(place, timeout_s))
 
-    # Otherwise the end would wait for their calls.
-    app.on_shutdown(lambda: [each.close() for each in pages])
+    def cut_calls() -> None:
+        for each in pages:
+            each.close()
+
+    app.on_shutdown(cut_calls)  # otherwise the end would wait for them
 
 
 class Page:
