@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from chaos.processes import below, command_of, process
+from tiny_artefacts import rehash
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
@@ -99,12 +100,18 @@ WAITS = """if pb.get_input_tensor_by_name(requests[0], "image").as_numpy().any()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "instances"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)]
+)
 def test_a_call_straight_to_a_variant_is_answered_before_the_end(
-    number, needs_server, hand_made, tmp_path, eventually
+    number, instances, needs_server, hand_made, tmp_path, eventually
 ):
     runs = tmp_path / "runs"
-    child = run_serve(hand_made(execute=WAITS.format(place=str(runs))))
+    repository = hand_made(execute=WAITS.format(place=str(runs)))
+    config = repository / "m-b1000-fp32" / "config.pbtxt"
+    config.write_text(config.read_text().replace("count: 1", f"count: {instances}"))
+    rehash(repository)
+    child = run_serve(repository)
     url = url_in(read_to(child, "gRPC ")[-1])
     read_to(child, "ready: http")
     given = InferInput("image", [1, 2], "UINT8")
