@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -215,15 +215,16 @@ def test_page_in_chromium(server, tmp_path):
 @pytest.mark.journey
 def test_the_end_waits_for_no_call_of_the_page(needs_server, tmp_path):
     chromium_or_skip()
-    scene = Scene(tmp_path, batch_s=0.02)
-    ending = page(str(scene.repository), log=tmp_path / "log", number=signal.SIGTERM, ends_s=30)
-    with browser() as running, ending as address, tab(running, f"http://{address}/") as opened:
-        shown = opened.page
-        shown.get_by_text("Drop an image to start").first.wait_for()
-        (tmp_path / "pace-1").unlink()
-        scene.pace(120.0)
-        give(shown, "small.png", picture_files.png(Image.new("L", (4, 4))))
-        scene.wait_for(1)
+    scene = Scene(tmp_path, batch_s=0.5)  # slow enough that a long call is not taken for death
+    ending = page(str(scene.repository), log=tmp_path / "log", number=signal.SIGTERM, ends_s=15)
+    with browser() as running, ExitStack() as tabs:
+        with ending as address:
+            shown = tabs.enter_context(tab(running, f"http://{address}/")).page
+            shown.get_by_text("Drop an image to start").first.wait_for()
+            (tmp_path / "pace-1").unlink()
+            scene.pace(120.0)
+            give(shown, "small.png", picture_files.png(Image.new("L", (4, 4))))
+            scene.wait_for(1)
 
 
 def drags_a_slot(shown: Any) -> None:
