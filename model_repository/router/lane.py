@@ -74,10 +74,14 @@ class Waiting(NamedTuple):
 class Flight:
     """A group between its start and its answer."""
 
-    __slots__ = ("began_s", "decoding_s", "expected_s", "other", "step_s", "to_decode")
+    __slots__ = ("began_s", "decoding_s", "expected_s", "number", "other", "step_s", "to_decode")
 
-    def __init__(self, expected_s: float, to_decode: float, other: float) -> None:
-        """`to_decode` is the work whose images are still files, `other` the share of others."""
+    def __init__(self, number: int, expected_s: float, to_decode: float, other: float) -> None:
+        """`number` groups of the lane began before.
+
+        `to_decode` is the work whose images are still files, `other` the share of others.
+        """
+        self.number = number
         self.began_s = self.step_s = time.monotonic()
         self.expected_s, self.to_decode, self.other = expected_s, to_decode, other
         self.decoding_s = 0.0
@@ -115,7 +119,7 @@ class Lane:
         self._group_rows = group_rows
         self._backlog = Backlog()
         self._flights: dict[int, Flight] = {}  # by thread
-        self._groups = 0  # finished ones
+        self._begun = 0  # groups so far
         self._upcoming: deque[Ticket] | None = None  # to decode next; None: to be looked up
         self._ahead: set[int] = set()  # ids of the requests that the pool decodes
         self._changed = threading.Condition(threading.RLock())
@@ -215,12 +219,14 @@ class Lane:
     def report(self) -> dict[str, Any]:
         """Return a report for a probe: progress, the time of the current step, and the queue.
 
+        `begun` groups were taken so far; of these the first `groups` have ended.
         Units: _s is seconds; `longest_step_s` is longer than any legal step.
         """
         with self._changed:
             now, flights = time.monotonic(), self._flights.values()
             return {
-                "groups": self._groups,
+                "begun": self._begun,
+                "groups": min((flight.number for flight in flights), default=self._begun),
                 "running_s": max((now - flight.began_s for flight in flights), default=0.0),
                 "step_s": max((now - flight.step_s for flight in flights), default=0.0),
                 "longest_step_s": self._longest_step_s(),
@@ -326,7 +332,6 @@ class Lane:
             if flight.decoding_s:
                 self.decoding.add(flight.to_decode, flight.decoding_s)
             self.other_busy.add(flight.other * (flight.decoding_s + seconds) / self.in_flight)
-            self._groups += 1
 
     def _next_group(self) -> list[Ticket]:
         with self._changed:
@@ -368,10 +373,12 @@ class Lane:
         megapixels = sum(ticket.megapixels for ticket in group)
         other = sum(ticket.work for ticket in group if ticket.adapted is None)
         self._flights[threading.get_ident()] = Flight(
+            self._begun,
             self.pace.seconds(work, megapixels),
             sum(ticket.work for ticket in group if ticket.megapixels),
             other / work if work else 0.0,
         )
+        self._begun += 1
 
 
 def later(seconds: float) -> str:

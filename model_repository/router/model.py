@@ -286,7 +286,8 @@ class TritonPythonModel:
     ) -> Callable[[str, Arrays, list[str]], Arrays]:
         """Return how to call a model for a group.
 
-        A large request is run in parts, as the variant would do, so that it may stop when its time is over.
+        A large request is run in parts, as the variant would do, so that it stops if its time is
+        over.
         """
         tickets = [ready.ticket for ready in group]
         waits = CallerCheck(tickets[0])

@@ -297,7 +297,7 @@ class Supervisor(threading.Thread):
                 if lane["running_s"] or lane["waiting"]
             }
             if least is None:
-                least = {key: lane["groups"] + lane["waiting"] for key, lane in busy.items()}
+                least = {key: lane["begun"] + lane["waiting"] - 1 for key, lane in busy.items()}
             if not any(lane["groups"] <= least.get(key, -1) for key, lane in busy.items()):
                 least, rounds = None, rounds + 1
                 if not busy or rounds >= len(lanes):

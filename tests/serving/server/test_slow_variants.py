@@ -142,7 +142,10 @@ class Lanes:
         return [
             Probe("v"),
             Probe("m", lanes=tuple(
-                {"variant": f"v{index}", "part": "", **dict(zip(names, lane, strict=True))}
+                {
+                    "variant": f"v{index}", "part": "", "begun": lane[0] + bool(lane[2]),
+                    **dict(zip(names, lane, strict=True)),
+                }
                 for index, lane in enumerate(lanes)
             )),
         ]  # fmt: skip
