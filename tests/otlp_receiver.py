@@ -5,7 +5,7 @@ import gzip
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -28,11 +28,15 @@ class Span:
 
 
 class Receiver:
-    """Receives spans at `endpoint` and answers `status` after `delay_s`."""
+    """Receives spans at `endpoint` and answers `status` after `delay_s`, with `body_mib` MiB.
+
+    `body_sent` is how many bytes of such a body its senders took.
+    """
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.status, self.delay_s, self.requests = 200, 0.0, 0
+        self.body_mib = self.body_sent = 0
         members = {"receiver": self}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), members))
         self._server.daemon_threads = True
@@ -79,8 +83,12 @@ class _Handler(BaseHTTPRequestHandler):
             plain = gzip.decompress(body) if self.headers.get("Content-Encoding") else body
             receiver.spans += decoded(plain)
         self.send_response(receiver.status)
-        self.send_header("Content-Length", "0")
+        if not receiver.body_mib:
+            self.send_header("Content-Length", "0")
         self.end_headers()
+        with suppress(OSError):  # the sender has heard enough
+            for _ in range(16 * receiver.body_mib):
+                receiver.body_sent += self.wfile.write(bytes(2**16))
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""

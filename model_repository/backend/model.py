@@ -70,6 +70,11 @@ class TritonPythonModel:
         return responses
 
     def _answer_alone(self, request: Any) -> Any:
+        # The server passes an empty batch on without its first axis.
+        for name, rank in self.variant.ranks.items():
+            if pb.get_input_tensor_by_name(request, name).as_numpy().ndim < rank:
+                text = f"variant '{self.name}': found a batch of 0 in '{name}', expected at least 1"
+                return pb.InferenceResponse(error=pb.TritonError(text, pb.TritonError.INVALID_ARG))
         try:
             return self._answer([request])[0]
         except Exception as error:

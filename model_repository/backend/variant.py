@@ -49,6 +49,7 @@ class BackendVariant:
         )
         self.inputs = [tensor["name"] for tensor in config["input"]]
         self.outputs = [tensor["name"] for tensor in config["output"]]
+        self.ranks = {tensor["name"]: 1 + len(tensor["dims"]) for tensor in config["input"]}
 
     def open(self, config: dict[str, Any], path: Path) -> Run:
         """Open the file as configured.

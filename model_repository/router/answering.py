@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -29,13 +28,14 @@ from choose import (
     steps_of,
     wish_of,
 )
-from decoding import decoded, expected_megapixels, megapixels
+from decoding import Decoding, expected_megapixels
 from image_decoding import ImageInput
 from plain_family import OUTPUTS, Labels, check_axes, component_for, count_rows, family_of, repeated
 from routes import Route, read_routes
 from spaces import Spaces
 
 if TYPE_CHECKING:
+    from decoding import Observed
     from lane import Lane
 
 NAMES = ("variant", "variant_sha256")
@@ -229,27 +229,38 @@ class Answering:
             self.family.check(ticket.inputs, route.facts)
         return routes
 
+    def decoding(
+        self, route: Route, lane: Lane, ticket: Ticket, observed: Observed | None = None
+    ) -> Decoding | None:
+        """Return the image files of a request, to be decoded into the pixels that a variant takes.
+
+        None if they were decoded ahead, or for an earlier step of a policy.
+        Raises: Refused for too many megapixels together.
+        """
+        arrays = {name: ticket.inputs[name] for name in self.routes.components[ticket.role].encoded}
+        files = {name: own.ravel().tolist() for name, own in arrays.items() if own.dtype == object}
+        if not files:
+            return None
+        wanted = self.images[route.name]
+        assert wanted is not None
+        return Decoding(files, wanted, ticket, lane, observed)
+
     def decode(
-        self,
-        route: Route,
-        lane: Lane,
-        ticket: Ticket,
-        observed: Callable[[Ticket, Iterable[float]], AbstractContextManager[None]] = (
-            lambda ticket, sizes: nullcontext()
-        ),
+        self, route: Route, lane: Lane, ticket: Ticket, observed: Observed | None = None
     ) -> None:
         """Replace the image files of a request by the pixels that a variant takes.
 
         Raises: Refused for a bad image, or if the caller no longer waits.
         """
-        for name in self.routes.components[ticket.role].encoded:
-            if ticket.inputs[name].dtype != object:
-                continue  # decoded ahead, or for an earlier step of a policy
-            wanted = self.images[route.name]
-            assert wanted is not None
-            files = ticket.inputs[name].ravel().tolist()
-            with observed(ticket, map(megapixels, files)):
-                ticket.inputs[name] = decoded(files, wanted, ticket, lane)
+        decoding, complete = self.decoding(route, lane, ticket, observed), False
+        if decoding is None:
+            return
+        try:
+            for index in range(len(decoding)):
+                decoding.decode(index)
+            complete = True
+        finally:
+            decoding.end(complete=complete)
 
     def ready(self, route: Route, ticket: Ticket) -> Ready:
         """Return a request, whose images have been decoded, for the model."""

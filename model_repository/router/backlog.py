@@ -16,9 +16,9 @@ MAX_REQUESTS = 4 * 64  # four batches of single images
 MAX_BYTES = 512 * 2**20
 BEHIND_SHARE = 0.1  # of a lane's time for requests that wait behind others
 QUIET_S = 2.0  # after the last other request, they need not share
-GROUP_MEGAPIXELS = 32.0  # photographs cost more to decode than a larger batch saves
 
 Seconds = Callable[[float, float], float]  # estimated time for work and megapixels
+Ready = Callable[["Ticket"], bool]
 
 
 class Ticket(NamedTuple):
@@ -100,9 +100,24 @@ class Line:
         self.tickets.append(ticket)
         self._count(ticket, 1)
 
+    def next(self, seconds: Seconds, ready: Ready) -> int | None:
+        """Return the place of the oldest request that is ready; of the newest, if it will be late.
+
+        None if no request is ready.
+        """
+        at = next((at for at, ticket in enumerate(self.tickets) if ready(ticket)), None)
+        if at is None:
+            return None
+        oldest = self.tickets[at]
+        if oldest.left_s >= seconds(oldest.work, oldest.megapixels):
+            return at
+        last = len(self.tickets) - 1
+        return next(at for at in range(last, -1, -1) if ready(self.tickets[at]))
+
     def remove(self, at: int) -> Ticket:
-        """Remove the oldest (0) or the newest (-1) request."""
-        ticket = self.tickets.pop() if at else self.tickets.popleft()
+        """Remove the request at a place; 0 is the oldest."""
+        ticket = self.tickets[at]
+        del self.tickets[at]
         self._count(ticket, -1)
         return ticket
 
@@ -171,8 +186,8 @@ class Backlog:
         if not ticket.behind:
             self.others_s = time.monotonic()
 
-    def take(self, rows: int, seconds: Seconds) -> list[Ticket]:
-        """Remove and return the next requests: at most `rows` rows together, or one request.
+    def take(self, rows: int, seconds: Seconds, ready: Ready = lambda ticket: True) -> list[Ticket]:
+        """Remove and return the next requests that are ready: at most `rows` rows, or one request.
 
         If a caller's oldest request will be too late, its newest is answered first. No request
         joins a group that would then be too late for one of its requests.
@@ -183,18 +198,20 @@ class Backlog:
             self._behind_since_s = None
         group: list[Ticket] = []
         used, work, megapixels, time_s = 0, 0.0, 0.0, float("inf")
-        while self._lines:
-            key = min(self._lines, key=lambda key: (key[0], self._lines[key].done))
+        unready: set[tuple[bool, str]] = set()
+        while lines := self._lines.keys() - unready:
+            key = min(lines, key=lambda key: (key[0], self._lines[key].done))
             line, (behind, _) = self._lines[key], key
-            if behind and (group or self.pause_s):
+            if behind and (group or unready or self.pause_s):
                 break
-            oldest = line.tickets[0]
-            at = -1 if oldest.left_s < seconds(oldest.work, oldest.megapixels) else 0
+            at = line.next(seconds, ready)
+            if at is None:
+                unready.add(key)
+                continue
             ticket = line.tickets[at]
             used, work = used + ticket.rows, work + ticket.work
             megapixels, time_s = megapixels + ticket.megapixels, min(time_s, ticket.left_s)
-            too_large = used > rows or megapixels > GROUP_MEGAPIXELS
-            if group and (too_large or seconds(work, megapixels) > time_s):
+            if group and (used > rows or seconds(work, megapixels) > time_s):
                 break
             self._least = self._least if behind else line.done
             line.done += ticket.work
@@ -271,7 +288,7 @@ class Backlog:
                 for other in reversed(removed):
                     self.add(other)
                 return None
-            removed.append(self._remove(heaviest, -1))
+            removed.append(self._remove(heaviest, len(self._lines[heaviest].tickets) - 1))
         return removed
 
     def _is_full(self, ticket: Ticket) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import struct
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from image_decoding import FORMATS, ImageInput, ImageRefused, decode
@@ -18,8 +18,12 @@ from outcomes import INVALID_IMAGE, CallerCheck, Refused
 from PIL import Image
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
     from backlog import Ticket
     from lane import Lane
+
+    Observed = Callable[[Ticket, float, Iterable[float]], None]
 
 IMAGE_MEGAPIXELS = 0.02  # opening an image costs as much as decoding this
 
@@ -31,36 +35,73 @@ SIZED = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # JPEG segments that begin a 
 MOST_SEGMENTS = 1024
 
 
-def decoded(files: list[bytes], wanted: ImageInput, ticket: Ticket, lane: Lane) -> np.ndarray:
-    """Decode the images of one request.
+class Decoding:
+    """The images of one request on their way to pixels, one at a time, perhaps in several threads.
 
-    Shapes: -> uint8 [b h w c].
-    Raises: Refused that names a bad image; for too many megapixels together, by the headers before
-        any image is decoded; between two images, if the caller no longer waits.
+    Image `index` is an index into all files of the request.
     """
-    check_megapixels([megapixels(file) for file in files], wanted)
-    images, sizes, waits, decoding_s = [], list[float](), CallerCheck(ticket), 0.0
-    for index, data in enumerate(files):
-        began = time.monotonic()
+
+    def __init__(
+        self,
+        files: Mapping[str, list[bytes]],
+        wanted: ImageInput,
+        ticket: Ticket,
+        lane: Lane,
+        observed: Observed | None = None,
+    ) -> None:
+        """`files` are by the name of the input; `observed` receives their sizes at the end.
+
+        Raises: Refused for too many megapixels together, by the headers.
+        """
+        self.ticket, self.lane = ticket, lane
+        self._files = [(name, data) for name, own in files.items() for data in own]
+        self._wanted, self._observed = wanted, observed
+        self.sizes = [megapixels(data) for _, data in self._files]
+        check_megapixels(self.sizes, wanted)
+        self._pixels: list[Any] = [None] * len(self._files)
+        self._waits, self._began_s = CallerCheck(ticket), time.monotonic()
+        self._decoded: list[float] = []  # sizes of those that are pixels
+        self.seconds = 0.0  # of all threads
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def decode(self, index: int) -> None:
+        """Decode one image.
+
+        Raises: Refused that names a bad image; for too many megapixels, if a header was false; and
+            if the caller no longer waits while others are left.
+        """
+        (_, data), began = self._files[index], time.monotonic()
         try:
-            images.append(decode(data, wanted))
+            self._pixels[index] = decode(data, self._wanted)
         except ImageRefused as error:
-            where = f"image {index}: " if len(files) > 1 else ""
+            where = f"image {index}: " if len(self) > 1 else ""
             raise Refused(f"{where}{error}", INVALID_IMAGE) from error
-        seconds, size = time.monotonic() - began, megapixels(data)
+        seconds, size = time.monotonic() - began, self.sizes[index]
         if seconds > SLOW_S * (IMAGE_MEGAPIXELS + size):
             # A file with a false header must not make all other images look expensive, nor pass the
             # limit. Opening each file again would cost a third of what decoding a small one does.
             size = max(size, opened_megapixels(data))
-        lane.decoded(IMAGE_MEGAPIXELS + size, seconds)
-        sizes.append(size)
-        check_megapixels(sizes, wanted)
-        decoding_s += seconds
-        lane.step()
-        if index + 1 < len(files):
-            waits.check(f"when {index + 1} of {len(files)} images were decoded")
-    ticket.sender.decoded(decoding_s)
-    return np.stack(images)
+        self.lane.decoded(IMAGE_MEGAPIXELS + size, seconds)
+        self._decoded.append(size)
+        check_megapixels(self._decoded, self._wanted)
+        self.seconds += seconds
+        self.lane.step()
+        if (done := len(self._decoded)) < len(self):
+            self._waits.check(f"when {done} of {len(self)} images were decoded")
+
+    def end(self, *, complete: bool) -> None:
+        """Put the pixels in the place of the files if all were decoded; uint8 [b h w c] each."""
+        if self._observed:
+            self._observed(self.ticket, self._began_s, self.sizes)
+        if not complete:
+            return
+        self.ticket.sender.decoded(self.seconds)
+        names = [name for name, _ in self._files]
+        for name in dict.fromkeys(names):
+            own = [one for of, one in zip(names, self._pixels, strict=True) if of == name]
+            self.ticket.inputs[name] = np.stack(own)
 
 
 def expected_megapixels(files: list[bytes], wanted: ImageInput) -> float:

@@ -132,8 +132,9 @@ class Forecast:
         decoding_s = min((seconds for seconds in measured if seconds), default=0.0)
         for route, share in steps:
             group = _group(route, share * rows)
-            row_s = self._seconds(route, role, group) / group + decoding_s
-            needed[route.name] = rows_per_s * share * row_s
+            lane = self._lane(route, role)
+            row_s = self._seconds(route, role, group) / group / lane.in_flight
+            needed[route.name] = rows_per_s * share * (row_s + decoding_s / lane.decoders)
         return needed
 
     def _sum(
@@ -157,12 +158,10 @@ class Forecast:
         waiting = lane.ahead_of(ticket)
         group = _group(route, ticket.work)
         groups, rest = divmod(waiting.work, group)
-        return (
-            waiting.left_s
-            + groups * self._seconds(route, ticket.role, group)
-            + (self._seconds(route, ticket.role, rest) if rest else 0.0)
-            + lane.pace.decode.of(waiting.megapixels)
-        )
+        seconds = groups * self._seconds(route, ticket.role, group)
+        seconds += self._seconds(route, ticket.role, rest) if rest else 0.0
+        decode_s = lane.pace.decode.of(waiting.megapixels)
+        return waiting.left_s + seconds / lane.in_flight + decode_s / lane.decoders
 
     def _seconds(self, route: Route, role: str, rows: float) -> float:
         """Return the time of a group; of an unmeasured lane, from those that were measured."""

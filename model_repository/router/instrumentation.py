@@ -81,18 +81,10 @@ class Instrumentation:
             for ticket in group:
                 ticket.sender.watched.taken()
 
-    @contextmanager
-    def decoding(self, ticket: Ticket, megapixels: Iterable[float]) -> Iterator[None]:
-        """Observe the decoding of a request's images inside the context.
-
-        Their sizes are read only if there is a span to note them in.
-        """
-        began_s = time.monotonic()
-        try:
-            yield
-        finally:
-            if self.on and ticket.sender.watched.span:
-                ticket.sender.watched.decoded(began_s, megapixels)
+    def decoded(self, ticket: Ticket, began_s: float, megapixels: Iterable[float]) -> None:
+        """Note the images of a request that were decoded since `began_s`."""
+        if self.on and ticket.sender.watched.span:
+            ticket.sender.watched.decoded(began_s, megapixels)
 
     @contextmanager
     def calls_for(self, tickets: list[Ticket]) -> Iterator[None]:

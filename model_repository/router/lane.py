@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lane of the router: it admits requests, keeps those that wait, and has a thread to serve them.
+"""A lane of the router: it admits requests, keeps those that wait, and has threads to serve them.
 
 Every component of every variant has its own lane, so a request for a cheap variant never waits for
-an expensive one. While a lane waits for the answer of its model, a second thread decodes the images
-of the next group. They stay in the backlog, so that more requests can still join that group.
+an expensive one. A lane has as many groups in flight as its model has instances. The images of
+waiting requests are decoded by threads that all lanes share. They stay in the backlog meanwhile, so
+that more requests can still join a group.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from outcomes import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE, Refused
 # many of them may wait instead.
 PATIENCE_S, PATIENCE_WORK = 60.0, 32.0
 SURE = 0.9  # share of its time that a request may need: the estimate may be wrong
+# A lane decodes the images of a request itself if they are at most this large and nothing else
+# waits: passing them to another thread would take longer.
+OWN_MEGAPIXELS = 0.5
+LEAST_MEGAPIXELS = 1e-6  # sums of them are not exact
 # A step is one decoded image or one call of the model, during which a lane cannot do anything else.
 STEP_WORK, STEP_MEGAPIXELS = 64.0, 50.0  # the largest legal step
 INPUTS_LOST = "the inputs could not be prepared"
@@ -61,16 +66,37 @@ LEARNED_RATE, GUESSED_RATE = 0.2, 0.02
 class Waiting(NamedTuple):
     """What a lane does before it starts on a request that arrives now."""
 
-    left_s: float  # of the current group
+    left_s: float  # of the current groups, until one is finished
     work: float
     megapixels: float
+
+
+class Flight:
+    """A group between its start and its answer."""
+
+    __slots__ = ("began_s", "decoding_s", "expected_s", "number", "other", "step_s", "to_decode")
+
+    def __init__(self, number: int, expected_s: float, to_decode: float, other: float) -> None:
+        """`number` groups of the lane began before.
+
+        `to_decode` is the work whose images are still files, `other` the share of others.
+        """
+        self.number = number
+        self.began_s = self.step_s = time.monotonic()
+        self.expected_s, self.to_decode, self.other = expected_s, to_decode, other
+        self.decoding_s = 0.0
+
+    def left_s(self, now: float) -> float:
+        """Return the estimated seconds that the group still takes."""
+        return max(0.0, self.began_s + self.expected_s - now)
 
 
 class Lane:
     """Refuses requests that cannot be answered in time, and passes groups of others to `answer`.
 
-    `answer` returns the work that was run, from which the lane measures its pace. `decode` replaces
-    the image files of a request by their pixels, and does nothing for one without files.
+    `answer` returns the work that was run, from which the lane measures its pace. It is called by
+    `in_flight` threads at a time. Requests may have image files if there are `decoders`, threads
+    that look for some at `wake`.
     """
 
     def __init__(
@@ -79,46 +105,49 @@ class Lane:
         answer: Callable[[Lane, list[Ticket]], float],
         *,
         group_rows: int,
-        decode: Callable[[Lane, Ticket], None] | None = None,
+        in_flight: int = 1,
+        decoders: int = 0,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self.pace, self.service = Pace(), ServiceTime()
         self.decoding = Mean()  # per unit of work
         self.other_busy = Rate()  # seconds for requests that do not adapt to the load
-        self._answer = answer
+        self.in_flight = in_flight
+        self.decoders = max(1, decoders)
+        self._answer, self._wake, self._decodes = answer, wake, decoders > 0
         self._group_rows = group_rows
         self._backlog = Backlog()
-        self._running: tuple[float, float] | None = None  # start and estimated duration, seconds
-        self._step_s = 0.0  # start of this step
-        self._decoding_s = self._to_decode = 0.0  # decoding time of this group; work that needed it
-        self._groups, self._other = 0, 0.0  # groups so far; share of others in the current one
-        self._decode = decode
-        self._calling = False  # whether the current group waits for the model's answer
-        self._upcoming: deque[Ticket] = deque()  # to decode meanwhile
-        self._ahead: Ticket | None = None  # being decoded ahead of its turn
-        # Two conditions of one lock, so that an idle lane wakes one thread per request.
-        lock = threading.RLock()
-        self._changed, self._to_look = threading.Condition(lock), threading.Condition(lock)
+        self._flights: dict[int, Flight] = {}  # by thread
+        self._begun = 0  # groups so far
+        self._upcoming: deque[Ticket] | None = None  # to decode next; None: to be looked up
+        self._ahead: set[int] = set()  # ids of the requests that the pool decodes
+        self._changed = threading.Condition(threading.RLock())
         self._closed = False
-        served = [self._serve] if decode is None else [self._serve, self._look_ahead]
-        self._threads = [threading.Thread(target=serve, daemon=True) for serve in served]
+        self._threads = [
+            threading.Thread(target=self._serve, daemon=True) for _ in range(in_flight)
+        ]
         for thread in self._threads:
             thread.start()
 
     def offer(self, ticket: Ticket) -> str:
         """Queue a request, or refuse it. Returns the message of the refusal, or an empty string."""
+        decode = False
         with self._changed:
             text, reason = self._refusal(ticket)
             removed = [] if text else self._backlog.make_room(ticket)
             if removed is None:
                 text, reason = self._full(), QUEUE_FULL
             elif not text:
-                may_join = self._calling and self._backlog.requests < self._group_rows
                 self._backlog.add(ticket)
-                self._changed.notify()
-                if may_join:
-                    self._to_look.notify()
+                self._upcoming = self._upcoming or None
+                free = len(self._flights) < self.in_flight
+                decode = bool(ticket.megapixels) and not (free and self._is_ready(ticket))
+                if not decode:
+                    self._changed.notify()
             full = self._full() if removed else ""
+        if decode:
+            self._wake()
         for other in removed or ():
             other.sender.waited(other.waited_s)
             refuse(other.sender, full, QUEUE_FULL)
@@ -136,36 +165,73 @@ class Lane:
             refuse(ticket.sender, text, TIMEOUT)
 
     def step(self) -> None:
-        """Note progress of the group: an image was decoded, or a call returned."""
-        self._step_s = time.monotonic()
-
-    def calls(self) -> None:
-        """Note that the model is called: meanwhile, the images of the next group are decoded."""
-        with self._changed:
-            self._calling = True
-            self._to_look.notify()
+        """Note progress of this thread's group: an image was decoded, or a call returned."""
+        if flight := self._flights.get(threading.get_ident()):
+            flight.step_s = time.monotonic()
 
     def decoded(self, megapixels: float, seconds: float) -> None:
         """Note how long decoding took, which is not counted as the model's time."""
         with self._changed:
             self.pace.decode.add(megapixels, seconds)
-            if threading.current_thread() is self._threads[0]:
-                self._decoding_s += seconds
+            if flight := self._flights.get(threading.get_ident()):
+                flight.decoding_s += seconds
+
+    def to_decode(self) -> Ticket | None:
+        """Return the next request whose images the pool should decode."""
+        with self._changed:
+            if self._upcoming is None:
+                rows = self._group_rows * (self.in_flight + 1)
+                self._upcoming = deque(
+                    ticket
+                    for ticket in self._backlog.upcoming(rows, self.pace.seconds)
+                    if ticket.megapixels and id(ticket) not in self._ahead
+                )
+            return self._upcoming[0] if self._upcoming else None
+
+    def claim(self, ticket: Ticket) -> bool:
+        """Let the pool decode the images of a request; False if something else happened to it."""
+        with self._changed:
+            if not self._upcoming or self._upcoming[0] is not ticket:
+                return False
+            self._upcoming.popleft()
+            self._ahead.add(id(ticket))
+            return True
+
+    def decoded_ahead(self, ticket: Ticket, seconds: float, error: Exception | None) -> None:
+        """Note that the pool has decoded the images of a request, or could not."""
+        with self._changed:
+            self._ahead.discard(id(ticket))
+            if error is None:
+                self.decoding.add(ticket.work, seconds)
+            decoded = None if error else ticket._replace(megapixels=0.0)
+            refused = self._backlog.replace(ticket, decoded) and error is not None
+            self._upcoming = self._upcoming or None
+            self._changed.notify()
+        if not refused:
+            return
+        ticket.sender.waited(ticket.waited_s)
+        if isinstance(error, Refused):
+            refuse(ticket.sender, str(error), error.reason)
+        else:
+            assert error is not None
+            fail(ticket.sender, INPUTS_LOST, error)
 
     def report(self) -> dict[str, Any]:
         """Return a report for a probe: progress, the time of the current step, and the queue.
 
+        `begun` groups were taken so far; of these the first `groups` have ended.
         Units: _s is seconds; `longest_step_s` is longer than any legal step.
         """
         with self._changed:
-            now, running = time.monotonic(), self._running
+            now, flights = time.monotonic(), self._flights.values()
             return {
-                "groups": self._groups,
-                "running_s": now - running[0] if running else 0.0,
-                "step_s": now - self._step_s if running else 0.0,
+                "begun": self._begun,
+                "groups": min((flight.number for flight in flights), default=self._begun),
+                "running_s": max((now - flight.began_s for flight in flights), default=0.0),
+                "step_s": max((now - flight.step_s for flight in flights), default=0.0),
                 "longest_step_s": self._longest_step_s(),
                 "waiting": self._backlog.requests,
-                "waiting_s": self._left_s(now) + self.pace.seconds(*self._backlog.cost),
+                "waiting_s": self._left_s(now) + self._seconds(*self._backlog.cost),
             }
 
     def _longest_step_s(self) -> float:
@@ -179,7 +245,7 @@ class Lane:
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing waits."""
-        return self._running is None and not self._backlog.requests
+        return not self._flights and not self._backlog.requests
 
     def rests(self, seconds: float) -> bool:
         """Return whether nothing runs or waits, and nothing has run for some seconds."""
@@ -193,22 +259,28 @@ class Lane:
             return Waiting(left_s, *self._backlog.ahead_of(ticket))
 
     def close(self) -> None:
-        """Answer the queued requests, then stop the threads."""
+        """Answer the queued requests, then stop the threads. The pool must still run."""
         with self._changed:
             self._closed, self._backlog.others_s = True, -math.inf
-            self._changed.notify()
-            self._to_look.notify()
+            self._changed.notify_all()
         for thread in self._threads:
             thread.join()
 
     def _refusal(self, ticket: Ticket) -> tuple[str, str]:
-        """Return why a request is not queued; an idle lane accepts all, to measure its pace."""
+        """Return why a request is not queued.
+
+        An idle lane accepts all until its pace is known, and sometimes later to measure it again.
+        """
         if self._closed:  # for a request that comes from another lane while the router shuts down
             return f"variant '{self.name}' is being unloaded; try again in a second", UNAVAILABLE
-        if self.idle:
+        idle = self.idle
+        if idle and self.service.unsure:
             return "", ""
-        wait_s = self._left_s(time.monotonic()) + self.pace.seconds(*self._backlog.ahead_of(ticket))
+        wait_s = self._left_s(time.monotonic()) + self._seconds(*self._backlog.ahead_of(ticket))
         own_s = self.pace.seconds(ticket.work, ticket.megapixels)
+        if idle:  # what was measured under load has gone with it
+            decode_s = self.pace.decode.of(ticket.megapixels)
+            own_s = min(own_s, self.service.seconds(ticket.work) + decode_s)
         patience_s = max(PATIENCE_S, self.pace.run.of(PATIENCE_WORK))
         time_s = min(patience_s, SURE * ticket.left_s)
         if wait_s + own_s <= time_s:
@@ -216,23 +288,30 @@ class Lane:
         if ticket.left_s > patience_s:
             return self._full(), QUEUE_FULL
         hint = later(wait_s + own_s - time_s)
+        busy = "" if idle else "is busy: it "
         text = (
-            f"variant '{self.name}' is busy: it could answer this request in about "
+            f"variant '{self.name}' {busy}could answer this request in about "
             f"{wait_s + own_s:.2g} s, but its timeout leaves {max(0.0, ticket.left_s):.2g} s; "
             + (hint if own_s < time_s else "send less in one request, or allow more time")
         )
         return text, BUSY
 
     def _full(self) -> str:
-        requests, seconds = self._backlog.requests, self.pace.seconds(*self._backlog.cost)
+        requests, seconds = self._backlog.requests, self._seconds(*self._backlog.cost)
         return (
             f"the queue of variant '{self.name}' is full: {requests} requests are waiting (about "
             f"{seconds:.2g} s); send fewer requests at a time, or {later(seconds / 2)}"
         )
 
+    def _seconds(self, work: float, megapixels: float) -> float:
+        """Return the expected time for waiting requests, which all threads share."""
+        return self.pace.seconds(work / self.in_flight, megapixels / self.decoders)
+
     def _left_s(self, now: float) -> float:
-        """Return the estimated seconds that the current group still takes."""
-        return max(0.0, self._running[0] + self._running[1] - now) if self._running else 0.0
+        """Return the estimated seconds until a thread is free."""
+        if len(self._flights) < self.in_flight:
+            return 0.0
+        return min(flight.left_s(now) for flight in self._flights.values())
 
     def _serve(self) -> None:
         while group := self._next_group():
@@ -246,79 +325,60 @@ class Lane:
 
     def _note(self, work: float) -> None:
         with self._changed:
-            assert self._running is not None
-            seconds = time.monotonic() - self._running[0] - self._decoding_s
+            flight = self._flights.pop(threading.get_ident())
+            seconds = time.monotonic() - flight.began_s - flight.decoding_s
             self.pace.run.add(work, seconds)
             self.service.add(work, seconds)
-            if self._decoding_s:
-                self.decoding.add(self._to_decode, self._decoding_s)
-            self.other_busy.add(self._other * (self._decoding_s + seconds))
-            self._running, self._calling = None, False
-            self._groups += 1
+            if flight.decoding_s:
+                self.decoding.add(flight.to_decode, flight.decoding_s)
+            self.other_busy.add(flight.other * (flight.decoding_s + seconds) / self.in_flight)
 
     def _next_group(self) -> list[Ticket]:
         with self._changed:
-            while not (group := self._backlog.take(self._group_rows, self.pace.seconds)):
+            while not (
+                group := self._backlog.take(self._group_rows, self.pace.seconds, self._is_ready)
+            ):
                 waiting = self._backlog.requests
                 if self._closed and not waiting:
-                    break
-                self._changed.wait(max(LEAST_WAIT_S, self._backlog.pause_s) if waiting else None)
-            self._upcoming.clear()
-            if group:
-                self._begin(group)
-            while any(ticket is self._ahead for ticket in group):
-                self._changed.wait()
+                    return []
+                files = self._look_ahead()
+                pause_s = (
+                    self._backlog.pause_s if files else max(LEAST_WAIT_S, self._backlog.pause_s)
+                )
+                self._changed.wait((pause_s or None) if waiting else None)
+            self._begin(group)
+            self._look_ahead()
+            if self._closed:
+                self._changed.notify_all()
+            elif self._backlog.requests:
+                self._changed.notify()  # what did not fit this group is for the next thread
             return group
 
-    def _look_ahead(self) -> None:
-        while ticket := self._next_ahead():
-            began_s, error = time.monotonic(), None
-            try:
-                assert self._decode is not None
-                self._decode(self, ticket)
-            except Exception as raised:
-                error = raised
-            self._note_ahead(ticket, time.monotonic() - began_s, error)
+    def _look_ahead(self) -> bool:
+        """Let the pool decode the images of what waits; returns whether there are any."""
+        self._upcoming, files = None, self._backlog.cost[1] > LEAST_MEGAPIXELS
+        if files:
+            self._wake()
+        return files
 
-    def _next_ahead(self) -> Ticket | None:
-        """Wait for a request that will be in the next group, with images that are still files."""
-        with self._changed:
-            while not self._closed:
-                if self._calling and not self._upcoming:
-                    group = self._backlog.upcoming(self._group_rows, self.pace.seconds)
-                    self._upcoming.extend(ticket for ticket in group if ticket.megapixels)
-                if self._calling and self._upcoming:
-                    self._ahead = self._upcoming.popleft()
-                    return self._ahead
-                self._to_look.wait()
-            return None
-
-    def _note_ahead(self, ticket: Ticket, seconds: float, error: Exception | None) -> None:
-        with self._changed:
-            self._ahead = None
-            if error is None:
-                self.decoding.add(ticket.work, seconds)
-                self._backlog.replace(ticket, ticket._replace(megapixels=0.0))
-            # If its turn has come meanwhile, the lane's own thread meets the same error.
-            refused = error is not None and self._backlog.replace(ticket, None)
-            self._changed.notify()
-        if not refused:
-            return
-        ticket.sender.waited(ticket.waited_s)
-        if isinstance(error, Refused):
-            refuse(ticket.sender, str(error), error.reason)
-        else:
-            fail(ticket.sender, INPUTS_LOST, error)
+    def _is_ready(self, ticket: Ticket) -> bool:
+        """Return whether a thread may take a request: its images are decoded, or small."""
+        if not (ticket.megapixels and self._decodes):
+            return True
+        small = ticket.megapixels <= OWN_MEGAPIXELS and self._backlog.requests == 1
+        return small and id(ticket) not in self._ahead
 
     def _begin(self, group: list[Ticket]) -> None:
         work = sum(ticket.work for ticket in group)
         megapixels = sum(ticket.megapixels for ticket in group)
         other = sum(ticket.work for ticket in group if ticket.adapted is None)
-        self._other = other / work if work else 0.0
-        undecoded = [each for each in group if each.megapixels and each is not self._ahead]
-        self._to_decode = sum(ticket.work for ticket in undecoded)
-        self._step_s, self._decoding_s = time.monotonic(), 0.0
-        self._running = self._step_s, self.pace.seconds(work, megapixels)
+        self._flights[threading.get_ident()] = Flight(
+            self._begun,
+            self.pace.seconds(work, megapixels),
+            sum(ticket.work for ticket in group if ticket.megapixels),
+            other / work if work else 0.0,
+        )
+        self._begun += 1
 
 
 def later(seconds: float) -> str:

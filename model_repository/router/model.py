@@ -7,11 +7,12 @@ request only.
 """
 
 import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from answering import LANES, Answering, Arrays, Ready, answer_of
 from backlog import Ticket, caller_of, deadline, time_for
 from calls import Reply, Sender, call, fail, refuse, remaining_us, tensors_of
 from choose import Followed, RequestRefused, Wish, all_policies, by_quality, compared
+from decoding import Decoding
+from decoding_pool import DecodingPool
 from forecast import ServerQueue
 from instrumentation import Instrumentation
 from lane import INPUTS_LOST, Lane
@@ -48,6 +51,7 @@ class TritonPythonModel:
         sys.setswitchinterval(0.0005)
         self.answering = Answering(Path(__file__).parent)
         self.routes, self.family = self.answering.routes, self.answering.family
+        self.by_name = {route.name: route for route in self.routes.variants}
         policies = self.answering.policies
         variants = [route.name for route in self.routes.variants]
         self.metrics = Metrics(
@@ -58,16 +62,20 @@ class TritonPythonModel:
             self.routes.monitor.limits,
         )
         self.instrumentation = Instrumentation(args["model_name"], unwatched=PROBE)
+        self.pool = DecodingPool(len(os.sched_getaffinity(0)), self._decoding)
         self.lanes = {
             (route.name, role): Lane(
                 route.name,
                 self._answer_of(route, role),
                 group_rows=route.run_batch,
-                decode=partial(self._decode, route) if component.encoded else None,
+                in_flight=route.instances,
+                decoders=self.pool.threads if component.encoded else 0,
+                wake=self.pool.wake,
             )
             for route in self.routes.variants
             for role, component in self.family.components().items()
         }
+        self.pool.serve(self.lanes.values())
         self.queue = None
         if self.routes.adaptive:
             self.queue = ServerQueue(args["model_name"], self.routes, {PROBE: "lag"}, LANES)
@@ -85,6 +93,7 @@ class TritonPythonModel:
             self.queue.close()
         for lane in self.lanes.values():
             lane.close()
+        self.pool.close()
         self.metrics.close()
         self.instrumentation.close()
 
@@ -231,11 +240,12 @@ class TritonPythonModel:
     def _prepare(self, route: Route, ticket: Ticket, lane: Lane) -> Ready:
         if ticket.is_late or ticket.waited_s > ASK_EVERY_S:
             CallerCheck(ticket).check(f"before variant '{route.name}' was free")
-        self._decode(route, lane, ticket)
+        self.answering.decode(route, lane, ticket, self.instrumentation.decoded)
         return self.answering.ready(route, ticket)
 
-    def _decode(self, route: Route, lane: Lane, ticket: Ticket) -> None:
-        self.answering.decode(route, lane, ticket, self.instrumentation.decoding)
+    def _decoding(self, lane: Lane, ticket: Ticket) -> Decoding | None:
+        route = self.by_name[lane.name]
+        return self.answering.decoding(route, lane, ticket, self.instrumentation.decoded)
 
     def _answer_group(self, route: Route, role: str, group: list[Ready], lane: Lane) -> float:
         """Answer each request, with one call for all if the family allows it.
@@ -247,9 +257,9 @@ class TritonPythonModel:
             return 0.0
         try:
             began_s = time.monotonic()
-            lane.calls()
             with self.instrumentation.calls_for([ready.ticket for ready in group]):
-                calling = self._calling(group, lane)
+                most_rows = route.run_batch if self.family.together else sys.maxsize
+                calling = self._calling(group, lane, most_rows)
                 answers = self.answering.answers(route, role, group, calling)
             self.metrics.ran(route.name, time.monotonic() - began_s)
         except Exception as error:
@@ -272,14 +282,28 @@ class TritonPythonModel:
         return sum(ready.ticket.work for ready in group)
 
     def _calling(
-        self, group: list[Ready], lane: Lane
+        self, group: list[Ready], lane: Lane, most_rows: int
     ) -> Callable[[str, Arrays, list[str]], Arrays]:
+        """Return how to call a model for a group.
+
+        A large request is run in parts, as the variant would do, so that it stops if its time is
+        over.
+        """
         tickets = [ready.ticket for ready in group]
+        waits = CallerCheck(tickets[0])
 
         def run(model: str, inputs: Arrays, outputs: list[str]) -> Arrays:
-            arrays = call(model, inputs, outputs, remaining_us(tickets))
-            lane.step()
-            return arrays
+            rows, found = len(next(iter(inputs.values()))), list[Arrays]()
+            edges = np.linspace(0, rows, max(1, -(-rows // most_rows)) + 1).round().astype(int)
+            for start, stop in pairwise(edges.tolist()):
+                if found:
+                    waits.check(f"when {start} of {rows} rows were run")
+                part = {name: array[start:stop] for name, array in inputs.items()}
+                found.append(call(model, part, outputs, remaining_us(tickets)))
+                lane.step()
+            if len(found) == 1:
+                return found[0]
+            return {name: np.concatenate([one[name] for one in found]) for name in outputs}
 
         return run
 
@@ -325,7 +349,7 @@ def send(ready: Ready, arrays: dict[str, np.ndarray], route: Route) -> None:
         pb.InferenceResponse(tensors_of(answer_of(ticket, arrays, route))),
         flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     )
-    ticket.sender.ended(ANSWERED)
+    ticket.sender.ended(TIMEOUT if ticket.is_late else ANSWERED)
     count_adapted(ticket)
     if ticket.sampled:
         ticket.sampled.answered(arrays)

@@ -15,7 +15,7 @@ from backlog import Ticket
 from calls import Sender, fail, tensors_of
 from chain import Arrays, RequestChain, bytes_of
 from choose import Followed
-from outcomes import ANSWERED, CALLER_GONE
+from outcomes import ANSWERED, CALLER_GONE, TIMEOUT
 from plain_family import PlainFamily
 from routes import Route
 
@@ -129,7 +129,7 @@ class Relay:
         except Exception as error:
             fail(self._sender, f"the answers of policy '{name}' were lost", error)
             return
-        self._sender.ended(ANSWERED)
+        self._sender.ended(TIMEOUT if self._request.is_late else ANSWERED)
         count_adapted(self._request)
         if self._request.sampled:
             self._request.sampled.ended(chain.decided(self._request.sampled.row))

@@ -70,6 +70,7 @@ class Route(NamedTuple):
     step_only: bool = False  # only policies use it
     order: tuple[int, ...] = ()  # index of each label among the variant's own; empty: the same
     in_space: bool = False  # its embeddings can be brought into the full model's space
+    instances: int = 1  # of its models in the server
 
     @property
     def quickness(self) -> float:

@@ -103,8 +103,9 @@ class Spans:
         self._provider = TracerProvider(
             resource=Resource.create(attributes), shutdown_on_exit=False
         )
+        exporter = OTLPSpanExporter(session=unread_session(environment))
         self._provider.add_span_processor(
-            BatchSpanProcessor(OTLPSpanExporter(), schedule_delay_millis=delay_ms)
+            BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms)
         )
         self._tracer = self._provider.get_tracer("saccade")
         self._propagator = TraceContextTextMapPropagator()
@@ -173,6 +174,20 @@ class Spans:
     def _recorded(self, name: str, parent: Any, start_ns: int, kind: Any) -> Any:
         span = self._tracer.start_span(name, context=parent, kind=kind, start_time=start_ns)
         return span if span.is_recording() else None
+
+
+def unread_session(environment: Mapping[str, str]) -> Any:
+    """Return an HTTP session that reads no answer beyond its head: a receiver's may never end.
+
+    None if the environment names another session, with the user's credentials.
+    """
+    import requests
+
+    if any(name.endswith("_CREDENTIAL_PROVIDER") for name in environment):
+        return None
+    session = requests.Session()
+    session.hooks["response"].append(lambda response, **_: response.close())
+    return session
 
 
 class Clock:

@@ -136,6 +136,7 @@ def plan_repository(
             variant.name: _run_batch(variant, measured.get(variant.name), options, served)
             for variant in variants
         },
+        instances=options.instance_count,
         max_images=max_images,
         policies=policies.routes,
         spaces=policies.spaces,

@@ -64,6 +64,7 @@ class RouterPlan:
     classes: dict[str, np.ndarray]
     measured: dict[str, FrontierEntry]
     run_batch: dict[str, int]
+    instances: int = 1  # of each variant
     max_images: int = MAX_BATCH
     policies: tuple[PolicyRoute, ...] = ()
     adaptive: AdaptiveRules | None = None
@@ -223,6 +224,7 @@ def route_fields(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
         "precision": variant.main.variant.precision,
         "multiply_adds": variant.multiply_adds,
         "run_batch": plan.run_batch[variant.name],
+        "instances": plan.instances,
         "parts": {role: component.variant.name for role, component in variant.components.items()},
         "facts": variant.runtime_metadata,
         "classes": f"{variant.name}.npy" if variant.name in plan.classes else None,

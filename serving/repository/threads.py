@@ -19,18 +19,20 @@ class ThreadRule:
 
     A model that is alone takes all cores. If other models may run at the same time, one run takes
     at most half of them, so that a cheap request always finds cores that an expensive one does not
-    use. Threads that were measured to gain nothing are left to others.
+    use. The instances of a model share its cores. Threads that were measured to gain nothing are
+    left to others.
     """
 
     given: int | None = None  # by `--threads`; 0: as many as the runtime takes by itself
     alone: bool = True  # no other model answers requests at the same time
     enough: int | None = None  # more threads than this were measured not to be faster
+    instances: int = 1  # of the model
 
     def on(self, cores: int) -> int:
         """Return the threads of one run on that many cores."""
         if self.given is not None:
             return self.given
-        share = cores if self.alone else max(1, cores // 2)
+        share = max(1, cores // (self.instances if self.alone else 2 * self.instances))
         return min(share, self.enough or share)
 
     def why(self, cores: int) -> str:
@@ -40,9 +42,9 @@ class ThreadRule:
         if self.on(cores) == self.enough:
             return "more were measured not to be faster"
         of = counted(cores, "core")
-        if self.alone:
-            return f"it is alone on {of}"
-        return f"other models share the {of} with it"
+        others = "it is alone on" if self.alone else "other models share with it"
+        shared = f", by {self.instances} instances" if self.instances > 1 else ""
+        return f"{others} {of}{shared}"
 
 
 def thread_rules(
@@ -58,7 +60,10 @@ def thread_rules(
         # A GPU computes; the one thread only starts its work.
         given = 1 if options.threads is None and options.on_gpu else options.threads
         rules[variant.components[role].variant.name] = ThreadRule(
-            given=given, alone=alone, enough=entry.enough_threads(role) if entry else None
+            given=given,
+            alone=alone,
+            enough=entry.enough_threads(role) if entry else None,
+            instances=options.instance_count,
         )
     return rules
 

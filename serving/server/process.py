@@ -34,7 +34,7 @@ from saccade.serving.local.server_code import backend_files
 from saccade.serving.repository.installation import STUB, Installation, Requirements
 from saccade.serving.repository.runtimes.registry import served_names, served_runtime
 from saccade.serving.server import beside
-from saccade.serving.server.addresses import ServeOptions
+from saccade.serving.server.addresses import ServeOptions, connections
 from saccade.serving.server.http_endpoint import OWN_HOST, hold_port, metrics
 from saccade.serving.server.log import ServerLog
 from saccade.serving.server.run_folder import RunFolder, close_regions, link_models, remove_regions
@@ -286,32 +286,42 @@ class ServerProcess:
         if stub.region:
             remove_regions(stub.region)
 
-    def ports(self) -> tuple[int, int]:
-        """Ports that callers use."""
-        return self._options.grpc_port, self._options.http_port
+    def ports(self) -> tuple[int, ...]:
+        """Ports that callers use; without HTTP, another program may use that port."""
+        options = self._options
+        return (options.grpc_port, options.http_port) if options.http else (options.grpc_port,)
 
-    def stop(self, *, at_once: bool = False) -> None:
+    def callers(self) -> int:
+        """Return the number of connections from callers."""
+        return sum(connections(port, self.pid) for port in self.ports())
+
+    def stop(self, *, at_once: bool = False, hurried: Callable[[], bool] = lambda: False) -> None:
         """Let requests in the server's queues finish, then stop it; remove stubs, shared memory.
 
         The server does not count the requests that its models are running: the supervisor does.
+        Nothing is waited for `at_once`, or as soon as `hurried` is true.
         """
         if self._process.poll() is None and not at_once:
             self._process.send_signal(signal.SIGINT)
-            self._wait_until_idle(self._options.grace_s)
+            self._wait_until_idle(self._options.grace_s, hurried)
         self._kill()
         self._metrics_port.close()
         remove_regions(self._regions)
         shutil.rmtree(self._models, ignore_errors=True)
 
-    def _wait_until_idle(self, most_s: float) -> None:
+    def _wait_until_idle(self, most_s: float, hurried: Callable[[], bool]) -> None:
         # Once idle, it only unloads models, which takes seconds and is not needed.
         end = time.monotonic() + most_s
-        while time.monotonic() < end and self._process.poll() is None:
-            if self._idle.wait(0.05):
+        while time.monotonic() < end and self._process.poll() is None and not hurried():
+            if (self._idle.wait(0.05) and not self._may_run()) or not self.callers():
                 time.sleep(_FLUSH_S)
                 if self._is_traced:
                     self._wait_spans()
                 return
+
+    def _may_run(self) -> bool:
+        """Return whether an instance may still run a call, unseen by a probe of another one."""
+        return any(is_alive(stub) and len(self.stubs_of(stub.model)) > 1 for stub in self._stubs)
 
     def _wait_spans(self) -> None:
         """Give the models' processes time to send their last spans."""

@@ -35,8 +35,9 @@ __all__ = ["ServeOptions", "Server"]
 
 # Weaknesses of the server that saccade cannot fix, reported when it starts.
 _HTTP = (
-    "HTTP is on: one request with a million small chunks can crash the server, and web pages in a "
-    "browser on this machine can send requests. Put docker/proxy in front of it, or use gRPC."
+    "HTTP is on: one request of 150 kB (nested JSON) or with a million small chunks can crash the "
+    "server, a compressed one fill its memory for good, and web pages in a browser on this machine "
+    "can send requests. Put docker/proxy in front of it, or use gRPC."
 )
 _MESSAGES = (
     "A message may be up to 2 GiB large, and the server needs several times that in memory. Limit "
@@ -277,15 +278,19 @@ def notices(options: ServeOptions) -> Iterator[tuple[int, str]]:
 
 
 def refuse_exposure(options: ServeOptions, installation: Installation) -> None:
-    """Refuse to listen beyond loopback without `accept_risk`.
+    """Refuse to listen beyond loopback without `accept_risk`, or over HTTP.
 
-    Raises: SaccadeError if the host is not loopback and the risk was not accepted.
+    Raises: SaccadeError if the host is not loopback, and the risk was not accepted or HTTP is on.
     """
-    if not is_loopback(options.host) and not options.accept_risk:
-        raise SaccadeError(
-            f"--host {options.host}: {risk_of(installation)} "
-            "Pass --accept-risk to do it anyway, or drop --host for 127.0.0.1."
+    over_http = options.http and installation.bundled
+    if not is_loopback(options.host) and (over_http or not options.accept_risk):
+        advice = (
+            "Over HTTP, any caller could crash it with one request of 150 kB. Drop --http, or "
+            "listen on 127.0.0.1 behind docker/proxy."
+            if over_http
+            else "Pass --accept-risk to do it anyway, or drop --host for 127.0.0.1."
         )
+        raise SaccadeError(f"--host {options.host}: {risk_of(installation)} {advice}")
 
 
 def risk_of(installation: Installation) -> str:

@@ -14,16 +14,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.core.sizes import counted
-from saccade.serving.client.readiness import Board, Prober
+from saccade.serving.client.readiness import Board, Probe, Prober
 from saccade.serving.server import process as server_process
 from saccade.serving.server.addresses import (
     ServeOptions,
     address,
-    connections,
     listeners,
     own,
     send_callers_to,
@@ -125,7 +123,7 @@ class Drain:
     def ended(self) -> bool:
         """Return True once it is gone; stop it when it has no callers or its time is up."""
         is_over = time.monotonic() > self._end_s
-        count = 0 if self.process.exit_text() else callers(self.process)
+        count = 0 if self.process.exit_text() else self.process.callers()
         if count and not is_over:
             return False
         if count:
@@ -133,11 +131,6 @@ class Drain:
             report(logging.WARNING, "connections_closed", text, connections=count)
         self.process.stop(at_once=not count)
         return True
-
-
-def callers(process: ServerProcess) -> int:
-    """Return the number of connections from callers to a process."""
-    return sum(connections(port, process.pid) for port in process.ports())
 
 
 def receive_callers(process: ServerProcess) -> None:
@@ -272,41 +265,57 @@ class Supervisor(threading.Thread):
                 trouble = self._watch(self._process, prober, folder)
                 prober.close()
                 prober = self._prober()  # a new prober connects to the new server
-            if trouble is None and served_from is not None:
-                self._finish_lanes(prober)
+            if trouble is None and served_from is not None and not self._hangs:
+                self._finish_calls(self._process, prober)
         finally:
             process, self._process = self._process, None
             prober.close()
             self._end_others()
-            process.stop(at_once=self._hurry or self._hangs or served_from is None)
+            at_once = self._hangs or served_from is None
+            process.stop(at_once=at_once or self._hurry, hurried=lambda: self._hurry)
         return trouble, 0 if served_from is None else time.monotonic() - served_from
 
-    def _finish_lanes(self, prober: Prober) -> None:
-        """Wait for the requests in the router's lanes, which the server itself does not count."""
+    def _finish_calls(self, process: ServerProcess, prober: Prober) -> None:
+        """Wait for the calls in flight, which the server itself does not count."""
+        if not process.callers():  # the prober has not connected yet
+            return
         end = time.monotonic() + max(self._options.grace_s, LEFT_TIMES * self._left_s)
+        self._finish_lanes(prober, end)
+        if process.callers() > 1:
+            # Some call a variant past the router, which answers them before a probe.
+            self._probes(prober, self._board.variants, end)
+
+    def _finish_lanes(self, prober: Prober, end: float) -> None:
+        """Wait for the requests in the router's lanes."""
         least: dict[str, int] | None = None  # groups after which what was in flight is done
-        while time.monotonic() < end and not self._hurry:
+        rounds = 0  # a call that goes from lane to lane is in each of them at most once
+        while router := self._probes(prober, (self._board.model,), end):
+            lanes = router[self._board.model].lanes
             busy = {
                 f"{lane['variant']} {lane['part']}": lane
-                for lane in self._lanes(prober)
+                for lane in lanes
                 if lane["running_s"] or lane["waiting"]
             }
             if least is None:
-                least = {key: lane["groups"] + lane["waiting"] for key, lane in busy.items()}
+                least = {key: lane["begun"] + lane["waiting"] - 1 for key, lane in busy.items()}
             if not any(lane["groups"] <= least.get(key, -1) for key, lane in busy.items()):
-                return
+                least, rounds = None, rounds + 1
+                if not busy or rounds >= len(lanes):
+                    return
+                continue
             time.sleep(0.05)
 
-    def _lanes(self, prober: Prober) -> tuple[dict[str, Any], ...]:
-        """Return the router's report of its lanes; empty if it does not answer."""
-        router, end = self._board.model, time.monotonic() + self._options.probe_timeout_s
-        prober.forget(router)
-        prober.ask(router)
-        while (left_s := end - time.monotonic()) > 0:
-            for probe in prober.answers(left_s):
-                if probe.model == router:
-                    return probe.lanes
-        return ()
+    def _probes(self, prober: Prober, models: tuple[str, ...], end: float) -> dict[str, Probe]:
+        """Return the answers of these models; none if the time, or the patience, is over."""
+        for model in models:
+            prober.forget(model)
+            prober.ask(model)
+        probes: dict[str, Probe] = {}
+        while not self._hurry and (left_s := end - time.monotonic()) > 0:
+            probes |= {probe.model: probe for probe in prober.answers(min(left_s, 0.1))}
+            if probes.keys() >= set(models):
+                return probes
+        return {}
 
     def _report_return(self, now_s: float) -> None:
         if self._down_since_s is None:

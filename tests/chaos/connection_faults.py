@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections that send nothing, half a request, or garbage."""
 
+import gzip
 import resource
 import socket
 import time
@@ -58,10 +59,7 @@ def one_byte_chunks(scene: Scene) -> None:
     if not scene.service.http:
         scene.checks.append(("HTTP is off", True))
         return
-    head = (
-        f"POST /v2/models/{scene.models.router}/infer HTTP/1.1\r\n"
-        "Host: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
+    head = _head(scene, "Transfer-Encoding: chunked")
     with suppress(OSError), _connect(scene.service.http) as connection:
         connection.settimeout(30)
         connection.sendall(head.encode())
@@ -69,6 +67,18 @@ def one_byte_chunks(scene: Scene) -> None:
             connection.sendall(b"1\r\nx\r\n" * 1000)
         connection.sendall(b"0\r\n\r\n")
         connection.recv(1000)
+
+
+def nested_json(scene: Scene) -> None:
+    """Send JSON whose parser needs more stack than there is (the class of CVE-2025-23311)."""
+    _post(scene, b"[" * 150_000)
+
+
+def packed_bodies(scene: Scene) -> None:
+    """Send small bodies that are large once they are unpacked, which the server never frees."""
+    packed = gzip.compress(bytes(100 * 2**20))
+    for _ in range(4):
+        _post(scene, packed, "Content-Encoding: gzip")
 
 
 def garbage_bytes(scene: Scene) -> None:
@@ -79,6 +89,22 @@ def garbage_bytes(scene: Scene) -> None:
         with suppress(OSError), _connect(place) as connection:
             connection.sendall(start + scene.rng.randbytes(scene.rng.randrange(1, 5000)))
             connection.recv(100)
+
+
+def _head(scene: Scene, *headers: str) -> str:
+    lines = (f"POST /v2/models/{scene.models.router}/infer HTTP/1.1", "Host: x", *headers, "", "")
+    return "\r\n".join(lines)
+
+
+def _post(scene: Scene, body: bytes, *headers: str) -> None:
+    if not scene.service.http:
+        scene.checks.append(("HTTP is off", True))
+        return
+    with suppress(OSError), _connect(scene.service.http) as connection:
+        connection.settimeout(30)
+        head = _head(scene, f"Content-Length: {len(body)}", *headers)
+        connection.sendall(head.encode() + body)
+        connection.recv(1000)
 
 
 def _connect(place: str) -> socket.socket:

@@ -80,6 +80,14 @@ def port_taken(scene: Scene) -> None:
                 time.sleep(0.005)
 
 
+def http_port_taken(scene: Scene) -> None:
+    """Let another program have the port of HTTP, which is off."""
+    with suppress(OSError):  # else some other program has it already
+        other = socket.create_server(("127.0.0.1", 8000))
+        scene.until_over.append(other.close)
+    kill_server(scene)
+
+
 def change_repository(scene: Scene) -> None:
     """Change the router's code: unchecked code must not run, even if the router restarts."""
     mark = scene.service.place / "ran"

@@ -4,6 +4,7 @@
 import resource
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from chaos.processes import Process
 from chaos.scene import Scene, picture, picture_request
@@ -51,6 +52,17 @@ def terminate_serve(scene: Scene) -> None:
     """Stop `saccade serve` as a service manager does."""
     code = scene.service.stop()
     scene.checks.append((f"exit code {code}, wanted 0", code == 0))
+
+
+def terminate_during_a_call(scene: Scene) -> None:
+    """Stop `saccade serve` while a caller waits for its answer."""
+    photograph = picture(4000, 3000, seed=scene.rng.randrange(2**31), kind="JPEG")
+    message = picture_request(scene.models, scene.models.full, [photograph] * 16)
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(scene.send, [message.SerializeToString()], timeout_s=120)
+        time.sleep(0.3)
+        scene.checks.append(("the call was still running", not sent.done()))
+        terminate_serve(scene)
 
 
 def memory_limit(scene: Scene) -> None:

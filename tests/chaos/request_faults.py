@@ -3,12 +3,15 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
+import numpy as np
 from open_load import Arrivals, OpenLoad, with_timeout
 
 from chaos.scene import Scene, picture, picture_request
 from saccade.serving.bench.load import LoadGenerator, Stream
+from saccade.serving.client.connection import connect_alone
 
 TIMEOUTS = (-1, 2**63 - 1, -(2**63), 0, 1)
 MIB = 2**20
@@ -43,6 +46,22 @@ def classify_names(scene: Scene) -> None:
         message = picture_request(scene.models, scene.models.cheap, outputs=(name,))
         message.outputs[0].parameters["classification"].int64_param = 3
         scene.send([message.SerializeToString()] * 3, timeout_s=10)
+
+
+def empty_batches(scene: Scene) -> None:
+    """Send batches of 0 with the data of one row, which the server does not refuse itself."""
+    from tritonclient.grpc import service_pb2
+    from tritonclient.utils import triton_to_np_dtype
+
+    with closing(connect_alone(scene.service.grpc)) as connection:
+        metadata = connection.get_model_metadata(scene.models.cheap)
+    message = service_pb2.ModelInferRequest(model_name=scene.models.cheap)
+    for declared in metadata.inputs:
+        sizes = [max(1, size) for size in declared.shape[1:]]
+        message.inputs.add(name=declared.name, datatype=declared.datatype, shape=[0, *sizes])
+        row = np.zeros(sizes, triton_to_np_dtype(declared.datatype))
+        message.raw_input_contents.append(row.tobytes())
+    scene.send([message.SerializeToString()] * 40, timeout_s=10)
 
 
 def malformed_grpc(scene: Scene) -> None:

@@ -140,7 +140,8 @@ class Service:
 
 def serve_command(repository: Path, *options: str) -> list[str]:
     """Return the command line; it uses free ports unless `options` has others, with HTTP on."""
-    command = [sys.executable, "-m", "saccade", "serve", str(repository), *options]
+    given = [option for option in options if option != "--no-http"]
+    command = [sys.executable, "-m", "saccade", "serve", str(repository), *given]
     for flag in _PORTS:
         if flag not in options:
             command += [flag, "0"]

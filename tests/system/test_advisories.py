@@ -25,9 +25,12 @@ CLASSES = {
         "serving/server/test_local_users.py::test_the_servers_own_memory_is_no_callers_memory",
         "serving/server/test_local_users.py::test_images_and_files_of_a_run_are_its_users_alone",
     )),
-    "stack exhaustion by a request": Closed((
+    "stack exhaustion by a request: small chunks, nested JSON": Closed((
         "serving/server/test_server.py::test_http_is_off_unless_asked_for",
+        "serving/server/test_server.py::test_the_bundled_servers_http_stays_on_this_machine",
         "serving/server/test_proxy.py::test_a_body_in_chunks_does_not_reach_the_server",
+        "serving/server/test_proxy.py::"
+        "test_json_that_is_nested_too_deeply_does_not_reach_the_server",
     ), is_open=True),
     "stack exhaustion by a file": Closed((
         "export/graph/test_graph_limits.py::"
@@ -53,6 +56,13 @@ CLASSES = {
     "growth: messages, queues": Closed((
         "serving/router/test_lanes.py::test_a_full_lane_refuses_at_once_with_a_hint",
         "serving/server/test_proxy.py::test_a_message_over_the_cap_is_refused_and_the_server_lives",
+    ), is_open=True),
+    "growth: answers of a receiver of spans": Closed((
+        "serving/router/test_instrumentation.py::test_an_answer_without_end_is_not_read",
+    )),
+    "pages of other sites": Closed((
+        "serving/server/test_ready_endpoint.py::test_pages_of_other_sites_are_refused",
+        "serving/commands/test_explore.py::test_page_in_chromium",
     ), is_open=True),
     "growth: files that expand": Closed((
         "export/graph/test_graph_limits.py::"

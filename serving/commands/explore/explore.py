@@ -156,7 +156,7 @@ def _serve_page(
     from saccade.serving.commands.explore.page import register
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(_CappedUploads)
+    app.add_middleware(_Gate)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)
     register(place, timeout_s)
     ui.run_with(app, title="saccade explore", dark=None, language="en-US", favicon="👁",
@@ -167,19 +167,21 @@ def _serve_page(
     uvicorn.Server(config).run(sockets=[listener])
 
 
-class _CappedUploads:
-    """Refuse a body that is longer than any image, before it is read or stored."""
+class _Gate:
+    """Refuse pages of other sites, and a body that is longer than any image, before it is read."""
 
     def __init__(self, app: _Asgi) -> None:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            length = dict(scope["headers"]).get(b"content-length", b"")
-            if not length.isdigit() or int(length) > MAX_BYTES + _FORM_BYTES:
-                from starlette.responses import PlainTextResponse
+        from starlette.responses import PlainTextResponse
 
-                refused = PlainTextResponse("The file is too large.", status_code=413)
-                await refused(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        headers, app = dict(scope.get("headers", ())), self._app
+        origin, length = headers.get(b"origin"), headers.get(b"content-length", b"")
+        if origin is not None and origin != b"http://" + headers.get(b"host", b""):
+            app = PlainTextResponse("This is a page of another site.", status_code=403)
+        elif scope.get("method") == "POST" and not (
+            length.isdigit() and int(length) <= MAX_BYTES + _FORM_BYTES
+        ):
+            app = PlainTextResponse("The file is too large.", status_code=413)
+        await app(scope, receive, send)

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
-from nicegui import ui
+from nicegui import app, ui
 
 from saccade.core.errors import SaccadeError
 from saccade.serving.commands.explore.explorer import (
@@ -48,10 +49,18 @@ _STYLE = """
 def register(place: ExploreServer, timeout_s: float | None) -> None:
     """Serve the page for these models at /."""
 
+    pages: WeakSet[Page] = WeakSet()
+
     @ui.page("/")
     def page() -> None:
         ui.add_css(_STYLE)
-        Page(place, timeout_s)
+        pages.add(Page(place, timeout_s))
+
+    def cut_calls() -> None:
+        for each in pages:
+            each.close()
+
+    app.on_shutdown(cut_calls)  # otherwise the end would wait for them
 
 
 class Page:
@@ -75,11 +84,11 @@ class Page:
                 ui.space()
                 ui.label(f"server {place.url}").classes("text-sm opacity-70")
             self._body = ui.element("div").classes("w-full")
-        ui.context.client.on_delete(self._close)
+        ui.context.client.on_delete(self.close)
         self._choose_model(place.models[0])
 
     def _choose_model(self, model: str) -> None:
-        self._close()
+        self.close()
         self._turn += 1
         self._request = None
         self._body.clear()
@@ -96,7 +105,8 @@ class Page:
                 with ui.column().classes("md:col-span-2 gap-4 min-w-0"):
                     self._draw_outputs(self._explorer)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Cut the calls that run, and the connection."""
         if self._explorer is not None:
             self._explorer.close()
             self._explorer = None

@@ -117,6 +117,7 @@ FREE_OF_ROUTES: dict[str, Bounds] = {
     **{f"variants.{name}": _TEXT for name in ("score_name", "score_unit")},
     **{f"variants.{name}": _FIGURE for name in _MEASURED},
     "variants.as_fast": _NAMES,
+    "variants.instances": _bounds("instance_count"),
 }
 
 # Of a group, they are measured.

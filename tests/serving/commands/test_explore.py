@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import picture_files
 import pytest
 from browsers import Tab, browser, chromium_or_skip, tab
+from chaos.slow_variant import Scene
 from family_folders import family_folder
 from joined_repository import join
 from PIL import Image
@@ -127,7 +128,7 @@ def test_wrong_input_is_refused(words, message, tmp_path, capsys):
 
 
 @contextmanager
-def page(*words: str, log: Path) -> Iterator[str]:
+def page(*words: str, log: Path, number: int = signal.SIGINT, ends_s: float = 60) -> Iterator[str]:
     """The command as a user starts it; the address of its page. It has to end in order."""
     pytest.importorskip("nicegui", reason="not installed: pip install '.[explore]'")
     command = [sys.executable, "-m", "saccade", "explore", *words]
@@ -135,8 +136,8 @@ def page(*words: str, log: Path) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=file, stderr=file, cwd=log.parent)
     try:
         yield address_in(log, process)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0, log.read_text()
+        process.send_signal(number)
+        assert process.wait(ends_s) == 0, log.read_text()
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -211,6 +212,21 @@ def test_page_in_chromium(server, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
+@pytest.mark.journey
+def test_the_end_waits_for_no_call_of_the_page(needs_server, tmp_path):
+    chromium_or_skip()
+    scene = Scene(tmp_path, batch_s=0.5)  # slow enough that a long call is not taken for death
+    ending = page(str(scene.repository), log=tmp_path / "log", number=signal.SIGTERM, ends_s=15)
+    with browser() as running, ExitStack() as tabs:
+        with ending as address:
+            shown = tabs.enter_context(tab(running, f"http://{address}/")).page
+            shown.get_by_text("Drop an image to start").first.wait_for()
+            (tmp_path / "pace-1").unlink()
+            scene.pace(120.0)
+            give(shown, "small.png", picture_files.png(Image.new("L", (4, 4))))
+            scene.wait_for(1)
+
+
 def drags_a_slot(shown: Any) -> None:
     choose(shown, "slot-attention")
     give(shown, "dot.png", png(1, 1))
@@ -246,6 +262,8 @@ def refuses_other_names(address: str) -> None:
     """A site whose name leads to this machine gets nothing, and no body beyond any image."""
     for method, headers, status in (
         ("GET", {"Host": "example.org"}, 400),
+        ("GET", {"Origin": "http://example.org"}, 403),
+        ("GET", {"Origin": f"http://{address}"}, 200),
         ("POST", {"Content-Length": str(2**40)}, 413),
     ):
         connection = http.client.HTTPConnection(address, timeout=60)
@@ -255,3 +273,16 @@ def refuses_other_names(address: str) -> None:
         connection.endheaders()
         assert connection.getresponse().status == status
         connection.close()
+    # The page's own socket is refused too, and says no other site may use it.
+    socket = "/_nicegui_ws/socket.io/?EIO=4&transport="
+    connection = http.client.HTTPConnection(address, timeout=60)
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    for way, headers in (
+        ("polling", {}),
+        ("websocket", upgrade | {"Sec-WebSocket-Key": "A" * 22 + "=="}),
+    ):
+        connection.request("GET", socket + way, headers=headers | {"Origin": "http://a.example"})
+        answer = connection.getresponse()
+        assert answer.status == 403 and not answer.headers["Access-Control-Allow-Origin"]
+        answer.read()
+    connection.close()

@@ -31,10 +31,12 @@ from saccade.serving.server import run_folder
     ("rule", "on", "why"),
     [
         (ThreadRule(), {1: 1, 2: 2, 16: 16}, "it is alone on 16 cores"),
-        (ThreadRule(alone=False), {1: 1, 2: 1, 3: 1, 16: 8}, "other models share the 16 cores"),
+        (ThreadRule(alone=False), {1: 1, 2: 1, 3: 1, 16: 8}, "other models share with it 16 cores"),
         (ThreadRule(enough=4), {1: 1, 2: 2, 16: 4}, "more were measured not to be faster"),
-        (ThreadRule(alone=False, enough=12), {16: 8}, "other models share the 16 cores"),
+        (ThreadRule(alone=False, enough=12), {16: 8}, "other models share with it 16 cores"),
         (ThreadRule(given=3, enough=1), {1: 3, 16: 3}, "as given by --threads"),
+        (ThreadRule(instances=4), {1: 1, 2: 1, 16: 4}, "alone on 16 cores, by 4 instances"),
+        (ThreadRule(alone=False, instances=2), {16: 4}, "16 cores, by 2 instances"),
         (ThreadRule(given=0), {16: 0}, "as given by --threads"),
     ],
 )
@@ -95,7 +97,7 @@ def test_the_repository_says_what_was_chosen_and_why(artefacts, tmp_path):
     assert threads_in(tmp_path / "both") == {FULL: "8", HALF: "8"}
     said = json.loads((tmp_path / "both" / "saccade.json").read_bytes())
     assert said["cores"] == 16 and said["threads"][FULL]["threads"] == 8
-    assert "other models share the 16 cores" in said["threads"][FULL]["because"]
+    assert "other models share with it 16 cores" in said["threads"][FULL]["because"]
     one = ArtefactFolder(artefacts).only([ArtefactFolder(artefacts).variants[0]])
     deploy(one, RepositoryOptions(tmp_path / "one"))
     assert threads_in(tmp_path / "one") == {FULL: str(cores())}

@@ -46,6 +46,8 @@ def routes_of(floor=None, slo_ms=1e3 * SLO_S, policies=True):
 class Lane:
     """A lane whose groups take simulated time; `slow` is how much longer than they should."""
 
+    in_flight = decoders = 1
+
     def __init__(self, name, speed, simulation):
         self.service, self.other_busy = src.lane.ServiceTime(), src.lane.Rate()
         self.pace, self.decoding = src.lane.Pace(), src.lane.Mean()

@@ -73,8 +73,7 @@ def answer(pb, instrumentation, *requests):
     instrumentation.taken(tickets)
     for ticket in tickets:
         sizes = [src.decoding.megapixels(file) for file in (PNG, b"no image")]
-        with instrumentation.decoding(ticket, sizes):
-            pass
+        instrumentation.decoded(ticket, time.monotonic(), sizes)
     pb.answer = lambda asked: instrumentation.__dict__.setdefault("asked", asked) and {}
     with instrumentation.calls_for(tickets):
         src.calls.call(VARIANT.name, {"image": [0] * 6}, [], 0)
@@ -252,6 +251,16 @@ def test_a_receiver_that_is_down_or_slow_costs_no_request(pb, traced, monkeypatc
     assert all(len(request.responses) == 2 for request in requests)
     # One line of each process, not one of each attempt.
     assert len([line for line in pb.log if "OpenTelemetry" in line]) <= 2
+
+
+def test_an_answer_without_end_is_not_read(pb, traced, monkeypatch):
+    traced.receiver.body_mib = 64  # without a length, so that it could go on
+    answer(pb, traced, Request())
+    assert traced.sent()
+    assert traced.receiver.body_sent < 2**24  # what the sockets between them hold
+    # A session with the user's credentials stays as it is.
+    named = {"OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER": "mine"}
+    assert src.tracing.unread_session(named) is None
 
 
 def test_trouble_of_its_own_is_no_requests(pb, traced):

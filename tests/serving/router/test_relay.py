@@ -238,6 +238,7 @@ def test_the_rest_shares_a_call_with_what_waits_there(held, eventually):
     execute(held, [request])
     eventually(lambda: held.lanes[MIDDLE, ""].report()["waiting"], 6)
     execute(held, [other])
+    eventually(lambda: held.lanes[MIDDLE, ""]._backlog.cost[1] < 1e-6, 6)  # it is decoded
     held.go[MIDDLE].set()
     ends, logits, _ = offline("auto")
     np.testing.assert_array_equal(request.answer()["logits"], logits)

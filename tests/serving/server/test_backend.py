@@ -120,6 +120,14 @@ def test_one_bad_request_is_its_own_failure_and_leaks_nothing(pb, start, config)
     assert any("request failed" in line for line in pb.log)
 
 
+def test_an_empty_batch_is_refused_alone(pb, start, config):
+    good, empty = np.zeros((2, 8, 8, 1), np.uint8), np.zeros((8, 8, 1), np.uint8)  # as it arrives
+    first, second = start(config).execute([request(pb, each) for each in (good, empty)])
+    assert first.error is None and len(first.tensors["logits"]) == 2
+    assert second.error.code() == "invalid"
+    assert "found a batch of 0 in 'image', expected at least 1" in second.error.message()
+
+
 def test_only_what_is_asked_for_is_sent(pb, start, config):
     (answer,) = start(config).execute([request(pb, np.zeros((1, 8, 8, 1), np.uint8), "embedding")])
     assert set(answer.tensors) == {"embedding"}

@@ -6,11 +6,15 @@ import pty
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from chaos.processes import below, command_of, process
+from tiny_artefacts import rehash
+from tritonclient.grpc import InferenceServerClient, InferInput
 
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 KILLED_S = 2  # what docs/serving.md promises
@@ -88,6 +92,37 @@ def test_serve_announces_itself_hears_hang_ups_and_ends_cleanly(
     assert not any("HTTP" in line for line in seen)  # off by default
     assert any("MemoryMax" in line for line in seen)  # what stays open is said
     assert gone(pids) and not leavings()
+
+
+WAITS = """if pb.get_input_tensor_by_name(requests[0], "image").as_numpy().any():
+            open({place!r}, "w").close()
+            time.sleep(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "instances"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)]
+)
+def test_a_call_straight_to_a_variant_is_answered_before_the_end(
+    number, instances, needs_server, hand_made, tmp_path, eventually
+):
+    runs = tmp_path / "runs"
+    repository = hand_made(execute=WAITS.format(place=str(runs)))
+    config = repository / "m-b1000-fp32" / "config.pbtxt"
+    config.write_text(config.read_text().replace("count: 1", f"count: {instances}"))
+    rehash(repository)
+    child = run_serve(repository)
+    url = url_in(read_to(child, "gRPC ")[-1])
+    read_to(child, "ready: http")
+    given = InferInput("image", [1, 2], "UINT8")
+    given.set_data_from_numpy(np.ones((1, 2), np.uint8))
+    with ThreadPoolExecutor() as pool, InferenceServerClient(url) as caller:
+        call = pool.submit(caller.infer, "m-b1000-fp32", [given])
+        eventually(runs.exists, 5)
+        child.send_signal(number)
+        assert call.result(LONG_S).as_numpy("logits").shape == (1, 2)
+    _, error = child.communicate(timeout=LONG_S)
+    assert child.returncode == 0, error
 
 
 @pytest.mark.parametrize("victim", ["serve", "reaper first"])

@@ -126,10 +126,20 @@ def test_a_message_over_the_cap_is_refused_and_the_server_lives(proxy, server, t
         # Without the proxy, or under its cap, it is the router that says that this is no image.
         assert status_of(lambda: ask(direct, over)) == "INVALID_ARGUMENT"
         assert status_of(lambda: ask(connection, under)) == "INVALID_ARGUMENT"
-    status, said = proxy.http("POST", INFER, over)
+    raw = {"inference_header_content_length": "0"}
+    status, said = proxy.http("POST", INFER, over, **raw)
     assert status == 413 and b"larger" in said
-    assert proxy.http("POST", INFER, under)[0] in (400, 500)
+    assert proxy.http("POST", INFER, under, **raw)[0] in (400, 500)
     assert server.pid == pid and len(through.classify([digit])) == 1
+
+
+def test_json_that_is_nested_too_deeply_does_not_reach_the_server(proxy, server):
+    pid = server.pid
+    for kilobytes, length in ((50, ""), (150, ""), (150, "150000"), (150, "+150000"), (150, "1e5")):
+        named = {"inference_header_content_length": length} if length else {}
+        assert proxy.http("POST", INFER, b"[" * 1000 * kilobytes, **named)[0] == 413
+    assert proxy.http("POST", INFER, b"[" * 49_999)[0] in (400, 500)
+    assert server.pid == pid and proxy.http("GET", "/v2")[0] == 200
 
 
 def test_a_body_in_chunks_does_not_reach_the_server(proxy, server):

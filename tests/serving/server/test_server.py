@@ -6,10 +6,13 @@ import hashlib
 import http.client
 import io
 import json
+import os
 import shutil
+import signal
 import socket
 import sys
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -124,6 +127,23 @@ def test_exposure_needs_consent(tiny_repository):
             call(tiny_repository, options)
         assert "24.10" in str(error.value)
         assert error.value.exit_code == 2
+
+
+def test_the_bundled_servers_http_stays_on_this_machine(needs_server, tiny_repository):
+    options = ServeOptions(host="0.0.0.0", accept_risk=True, http=True, **FREE_PORTS)
+    with pytest.raises(SaccadeError, match=r"one request of 150 kB\. Drop --http") as error:
+        Server(tiny_repository, options).__enter__()
+    assert "--accept-risk" not in str(error.value)
+
+
+def test_without_http_another_program_may_have_its_port(needs_server, hand_made, eventually):
+    ports = {name: 0 for name in FREE_PORTS if name != "http_port"}
+    with ExitStack() as stack:
+        with suppress(OSError):  # else there is such a program already
+            stack.enter_context(socket.create_server(("127.0.0.1", ServeOptions.http_port)))
+        server = stack.enter_context(Server(hand_made(), ServeOptions(**ports)))
+        os.kill(server.pid, signal.SIGKILL)
+        eventually(lambda: server.restarts == 1 and server.ready(), 10)
 
 
 @pytest.mark.parametrize("answer, starts", [("y\n", True), ("n\n", False), ("", False)])

@@ -119,18 +119,36 @@ def test_only_time_without_progress_ends_a_start():
 
 
 class Lanes:
-    """A prober of a router whose one lane has finished so many groups at each look."""
+    """A prober of a router whose lanes have finished so many groups at each look.
 
-    def __init__(self, *looks):
+    `late` is how many looks it takes until the router says anything.
+    """
+
+    def __init__(self, *looks, late=0):
         self.looks, self.forget = list(looks), lambda _: None
+        self.late, self.asked = late, []
 
-    def ask(self, _):
+    def ask(self, model):
+        self.asked.append(model)
         return True
 
     def answers(self, _):
-        groups, waiting, running_s = self.looks.pop(0)
-        lane = {"variant": "v", "part": "", "groups": groups, "waiting": waiting}
-        return [Probe("v"), Probe("m", lanes=({**lane, "running_s": running_s},))]
+        if self.late:
+            self.late -= 1
+            return []
+        look = self.looks.pop(0)
+        lanes = look if isinstance(look[0], tuple) else (look,)
+        names = ("groups", "waiting", "running_s")
+        return [
+            Probe("v"),
+            Probe("m", lanes=tuple(
+                {
+                    "variant": f"v{index}", "part": "", "begun": lane[0] + bool(lane[2]),
+                    **dict(zip(names, lane, strict=True)),
+                }
+                for index, lane in enumerate(lanes)
+            )),
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -139,6 +157,18 @@ class Lanes:
         ([(7, 0, 0.0)], 0),  # nothing is in flight
         ([(7, 0, 3.0), (7, 0, 9.0), (8, 0, 0.0)], 0),
         ([(7, 2, 3.0), (8, 9, 9.0), (9, 9, 9.0), (10, 9, 1.0), (11, 9, 9.0)], 1),  # others come
+        # A call goes on to the second lane, and others come.
+        (
+            [
+                ((7, 0, 3.0), (4, 0, 0.0)),
+                ((8, 9, 1.0), (4, 0, 1.0)),
+                ((8, 9, 2.0), (4, 0, 2.0)),
+                ((18, 9, 2.0), (4, 9, 3.0)),
+                ((18, 9, 3.0), (5, 9, 1.0)),
+                ((18, 9, 4.0), (5, 9, 2.0)),
+            ],
+            1,
+        ),
     ],
 )
 def test_what_was_in_flight_at_the_end_is_finished(monkeypatch, looks, left):
@@ -149,8 +179,26 @@ def test_what_was_in_flight_at_the_end_is_finished(monkeypatch, looks, left):
     monkeypatch.setattr(supervisor_module, "time", place)
     supervisor = Supervisor(None, ServeOptions(), Board("m", ("v",)), None)
     prober = Lanes(*looks)
-    supervisor._finish_lanes(prober)
+    supervisor._finish_lanes(prober, end=1000.0)
     assert len(prober.looks) == left
+
+
+@pytest.mark.parametrize(
+    ("callers", "late", "asked"),
+    [
+        ((0,), 0, []),  # nobody waits for an answer
+        ((1, 2), 0, ["m", "v"]),  # the second connection is the prober's
+        ((1, 1), 0, ["m"]),  # the caller has left meanwhile
+        ((1, 2), 100, ["m", "v"]),  # a router that is late is busy
+    ],
+)
+def test_calls_past_the_router_are_finished_too(monkeypatch, callers, late, asked):
+    monkeypatch.setattr(supervisor_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    supervisor = Supervisor(None, ServeOptions(), Board("m", ("v",)), None)
+    prober = Lanes((7, 0, 0.0), (7, 0, 0.0), late=late)
+    counts = iter(callers)
+    supervisor._finish_calls(SimpleNamespace(callers=lambda: next(counts)), prober)
+    assert prober.asked == asked and not list(counts)
 
 
 def test_the_end_is_not_waited_for_without_limit(monkeypatch):
@@ -160,10 +208,11 @@ def test_the_end_is_not_waited_for_without_limit(monkeypatch):
     )
     monkeypatch.setattr(supervisor_module, "time", place)
     supervisor = Supervisor(None, ServeOptions(grace_s=5), Board("m", ("v",)), None)
-    supervisor._finish_lanes(Lanes(*[(7, 0, 3.0)] * 100))
+    process = SimpleNamespace(callers=lambda: 1)
+    supervisor._finish_calls(process, Lanes(*[(7, 0, 3.0)] * 100))
     assert clock.now == 5
     supervisor._left_s = 10.0
-    supervisor._finish_lanes(Lanes(*[(7, 0, 3.0)] * 100))
+    supervisor._finish_calls(process, Lanes(*[(7, 0, 3.0)] * 100))
     assert clock.now == 5 + 30
     supervisor._hurry = True
-    supervisor._finish_lanes(Lanes())
+    supervisor._finish_calls(process, Lanes())

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure how much of a large machine the router can carry, with variants that sleep.
+
+    python benchmarks/in_flight.py [--instances 16 64] [--folder ARTEFACTS]
+
+A dummy takes the place of each variant: it sleeps for a stated time per image, as a process does
+that waits for a GPU or for cores that this machine lacks. Callers that wait for their answers give
+the throughput, beside the ideal of as many instances. Then requests arrive at random (Poisson) at
+0.7 of the ideal, and the times of their answers are compared with those of a simulated queue for as
+many instances, without a router. With --folder, the largest variant of a real model with as many
+instances as cores is called through the router and past it, in turn. Writes results/in_flight.json.
+"""
+
+import heapq
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+from result_file import RESULTS, commit_and_date, options_of, spread, write_result
+from served_models import QUIET, digits_folder, random_images, under_load
+
+from saccade.core.machine import cores, cpu_seconds, family_of, this_machine
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
+from saccade.serving.bench.load_requests import encoded_request, tensor_request
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.model_config import read_config
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.server.server import Server
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from open_load import Arrivals, OpenLoad
+from tiny_artefacts import rehash
+
+FOLDER, BUDGETS = "nac-two", (1.0, 0.125)
+SLEEP_S = {1.0: 0.05, 0.125: 0.01}
+LOAD, SHARE, TIMES = 0.7, 0.95, 1.5  # of the ideal; the aims
+QUEUED = 100_000  # simulated arrivals
+_MODEL = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for one in requests:
+            rows = len(pb.get_input_tensor_by_name(one, "image").as_numpy())
+            time.sleep({seconds} * rows)
+            answers.append(pb.InferenceResponse([
+                pb.Tensor(name, np.full((rows, {classes}), 0.1, np.float32))
+                for name in one.requested_output_names()
+            ]))
+        return answers
+"""
+
+
+@contextmanager
+def sleeping(instances: int) -> Iterator[tuple[str, LoadGenerator, int]]:
+    """Serve dummies of both variants; yields the router's name, the load, the process."""
+    folder = digits_folder(FOLDER, BUDGETS)
+    with tempfile.TemporaryDirectory() as place:
+        repository = Path(place) / "repository"
+        deploy(folder, RepositoryOptions(repository, instance_count=instances, run_batch=1))
+        for budget, manifest in zip(BUDGETS, ArtefactFolder(folder).manifests, strict=True):
+            model = repository / manifest.variant.name
+            config = read_config(model / "config.pbtxt")
+            config.backend, config.default_model_filename = "python", "model.py"
+            for field in ("parameters", "optimization", "model_operations", "model_warmup"):
+                config.ClearField(field)
+            (model / "config.pbtxt").write_text(str(config))
+            code = _MODEL.format(seconds=SLEEP_S[budget], classes=10)
+            (model / "1" / "model.py").write_text(code)
+        rehash(repository)
+        with (
+            Server(repository, QUIET) as server,
+            LoadGenerator(server.url, server_pid=server.pid) as load,
+        ):
+            yield ArtefactFolder(folder).model, load, server.pid
+
+
+def waited(arrivals_s: np.ndarray, instances: int, service_s: float) -> np.ndarray:
+    """Return the seconds until each answer if nothing but the instances takes time, in order."""
+    free, answers = [0.0] * instances, []
+    for arrival in np.sort(arrivals_s):
+        begun = max(arrival, heapq.heappop(free))
+        heapq.heappush(free, begun + service_s)
+        answers.append(begun + service_s - arrival)
+    return np.array(answers)
+
+
+def measured(instances: int, seconds: float) -> dict[str, Any]:
+    """Measure the dummies of one number of instances."""
+    images = random_images(digits_folder(FOLDER, BUDGETS), 32)
+    with sleeping(instances) as (name, load, pid):
+        requests = {
+            budget: tuple(encoded_request(name, one[None], budget) for one in images)
+            for budget in BUDGETS
+        }
+        ideal = {budget: instances / sleep for budget, sleep in SLEEP_S.items()}
+        alone = Stream("alone", name, 2 * instances, requests[1.0])
+        before_s = sum(cpu_seconds(family_of(pid)).values())
+        found = refuse_errors(load.run([alone], seconds=seconds, warmup_s=1.0), load.url)
+        cpu_s = sum(cpu_seconds(family_of(pid)).values()) - before_s
+        result: dict[str, Any] = {
+            "instances": instances,
+            "requests_per_second": found.rate,
+            "share_of_ideal": found.rate / ideal[1.0],
+            "server_cores": cpu_s / (seconds + 1.0),
+        }
+        rate = LOAD * ideal[1.0]
+        with OpenLoad(load.url) as open_load:
+            sent = open_load.run(Arrivals(requests[1.0], rate, 2 * seconds, 30.0))
+        refused = {status: len(times) for status, times in sent.failed_ms.items()}
+        assert not refused, f"{refused}: {sent.first_errors}"
+        gaps_s = np.random.default_rng(0).exponential(1 / rate, QUEUED)
+        queued = 1e3 * waited(gaps_s.cumsum(), instances, SLEEP_S[1.0])
+        result["at_load"] = {
+            "load": LOAD,
+            "p50_ms": float(np.percentile(sent.answered_ms, 50)),
+            "p99_ms": float(np.percentile(sent.answered_ms, 99)),
+            "p99_of_the_queue_ms": float(np.percentile(queued, 99)),
+            "generator_lag_p99_ms": float(np.percentile(sent.lag_ms, 99)),
+        }
+        result["times_the_queue"] = (
+            result["at_load"]["p99_ms"] / result["at_load"]["p99_of_the_queue_ms"]
+        )
+        # The cheap variant beside the expensive one, each with callers for half of its instances.
+        beside = [
+            Stream(f"budget {budget:g}", name, instances // 2, requests[budget])
+            for budget in BUDGETS
+        ]
+        both = refuse_errors(load.run(beside, seconds=seconds, warmup_s=1.0), load.url)
+        result["side_by_side"] = {
+            one.name: {
+                "share_of_ideal": len(both.streams[one.name].latencies_ms)
+                / both.seconds
+                / (instances // 2 / SLEEP_S[budget]),
+                "p99_ms": float(np.percentile(both.streams[one.name].latencies_ms, 99)),
+            }
+            for one, budget in zip(beside, BUDGETS, strict=True)
+        }
+    return result
+
+
+def real(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
+    """Measure the largest variant of a folder, with an instance for each core."""
+    artefact = ArtefactFolder(folder)
+    images, variant = random_images(folder, 4), artefact.variants[0].name
+    count = cores()
+    with under_load(folder, instance_count=count, threads=1) as load:
+        direct = tuple(tensor_request(variant, image[None]) for image in images)
+        routed = tuple(encoded_request(artefact.model, image[None], 1.0) for image in images)
+        found: dict[str, list[float]] = {"direct": [], "routed": []}
+        for turn in range(rounds):
+            for name in sorted(found, reverse=bool(turn % 2)):
+                model, requests = (
+                    (variant, direct) if name == "direct" else (artefact.model, routed)
+                )
+                stream = Stream(name, model, 16 * count, requests)
+                window = load.run([stream], seconds=seconds, warmup_s=2.0)
+                found[name].append(refuse_errors(window, load.url).rate)
+    ratio = np.array(found["routed"]) / np.array(found["direct"])
+    return {
+        "variant": variant,
+        "instances": count,
+        **found,
+        "routed_over_direct": spread(ratio.tolist()),
+    }
+
+
+def main() -> None:
+    parser = options_of(__doc__, "in_flight", rounds=5, seconds=6.0)
+    parser.add_argument("--instances", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--folder", type=Path, help="artefacts of a real model")
+    parser.set_defaults(out=None)  # in_flight.json or in_flight_real.json
+    options = parser.parse_args()
+    out = options.out or RESULTS / f"in_flight{'_real' * bool(options.folder)}.json"
+    machine = {**commit_and_date(), "machine": this_machine().to_dict()}
+    if options.folder:
+        result = real(options.folder, options.rounds, options.seconds)
+        write_result(out, {**machine, **result})
+        print(result)
+        return
+    found = []
+    for instances in options.instances:
+        found.append(measured(instances, options.seconds))
+        print(found[-1], flush=True)
+    aims = {
+        f"share of the ideal throughput, at least {SHARE}": [x["share_of_ideal"] for x in found],
+        f"p99 at {LOAD} of it, at most {TIMES} times the queue's": [
+            x["times_the_queue"] for x in found
+        ],
+    }
+    write_result(out, {**machine, "sleep_s": list(SLEEP_S.values()), "runs": found, "aims": aims})
+    for aim, values in aims.items():
+        print(f"{aim}: {values}")
+
+
+if __name__ == "__main__":
+    main()
