@@ -107,7 +107,10 @@ def bulk(
     artefact, out = ArtefactFolder.open(artefact), Place(options.out)
     Place(options.input).reach("--input")
     if options.data_root is not None:
-        Place(options.data_root).reach("--data-root")
+        root = Place(options.data_root)
+        root.reach("--data-root")
+        if not root.exists():
+            raise SaccadeError(f"{root}: no such folder. Name one that exists with --data-root.")
     out.reach("--out")
     began = time.monotonic()
     with (

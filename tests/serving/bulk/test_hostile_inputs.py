@@ -109,6 +109,9 @@ def test_a_table_elsewhere_names_files_below_the_data_root(run, images, tmp_path
     assert run(tmp_path / "tables", out=str(tmp_path / "own")).answers == 0
     report = run(tmp_path / "tables", data_root=str(images / "even"))
     assert (report.answers, list(reasons(tmp_path / "out"))) == (2, ["../odd/1.png"])
+    with pytest.raises(SaccadeError, match=r"nothing: no such folder\..*--data-root"):
+        run(tmp_path / "tables", data_root=str(tmp_path / "nothing"), out=str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
     with pytest.raises(SaccadeError, match="contains a different job: the data_root changed"):
         run(tmp_path / "tables", data_root=str(images))
 
