@@ -120,8 +120,8 @@ class CocoInstances(SampleSource):
                     f"annotation {identity}: {error}. Correct the annotation"
                 ) from error
             areas[index] = inside.sum()
-            gives_way = (areas >= areas[index])[mask[inside]]
-            mask[inside] = np.where(gives_way, np.uint8(index), mask[inside])
+            larger, owner = areas >= areas[index], mask[inside]
+            mask[inside] = np.where(larger[owner], np.uint8(index), owner)
         numbers = np.zeros(MOST_OBJECTS + 1, dtype=np.uint8)
         largest_first = np.argsort(-areas[1 : len(instances) + 1], kind="stable")
         numbers[1 + largest_first] = np.arange(1, len(instances) + 1)
