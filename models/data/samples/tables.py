@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from saccade.core import limits
 from saccade.core.archives import most_unpacked
 from saccade.core.errors import Damaged, SaccadeError, require
-from saccade.core.files import read_regular
+from saccade.core.files import FileRefused, read_regular
 from saccade.core.json_text import parse_json
 from saccade.models.data.samples.source import (
     PATH,
@@ -281,7 +281,7 @@ class RowGroups:
         groups = range(file.metadata.num_row_groups)
         self._ends = list(accumulate(file.metadata.row_group(group).num_rows for group in groups))
         # The columns of each group, which are read when they are used.
-        self._group = lru_cache(_KEPT_GROUPS)(lambda at: cache(partial(self.read, groups=(at,))))
+        self._group = lru_cache(_KEPT_GROUPS)(lambda at: cache(partial(self._read_one, at)))
         if len(self) > max(limits.TABLE_FREE_ROWS, size):
             raise OSError(f"found {len(self):,} rows in {size:,} bytes")
 
@@ -295,7 +295,7 @@ class RowGroups:
         Equal values are stored once, so a few bytes can become many: the groups are read in steps
         that are smaller than what is allowed for all, and the sizes of their values are added.
 
-        Raises: OSError if they unpack to more than a file of this size may.
+        Raises: FileRefused if they unpack to more than a file of this size may; OSError.
         """
         pa = require("pyarrow", extra=EXTRA)
         most = left = most_unpacked(self._size)
@@ -307,18 +307,27 @@ class RowGroups:
         for batch in self._file.iter_batches(step, row_groups=[*groups], columns=columns):
             left -= batch.nbytes
             if left < 0:
-                raise OSError(
+                raise FileRefused(
                     f"unpacks to more than {most:,} bytes, the most for a file of {self._size:,}"
                 )
             batches.append(batch)
         fields = [field for field in self.schema if columns is None or field.name in columns]
         return pa.Table.from_batches(batches, pa.schema(fields))
 
+    def _read_one(self, at: int, columns: Sequence[str] | None = None) -> Any:
+        """Return a group, or the reason to refuse it, which takes long to find out."""
+        try:
+            return self.read(columns, (at,))
+        except FileRefused as error:
+            return str(error)
+
     def row(self, row: int, column: str | None = None) -> dict[str, Any]:
         """Return the values of a row, or of one column; the first reads the whole group."""
         group = bisect_right(self._ends, row)
         with self._lock:
             table = self._group(group)(None if column is None else (column,))
+        if isinstance(table, str):
+            raise FileRefused(table)
         start = self._ends[group - 1] if group else 0
         found: list[dict[str, Any]] = table.slice(row - start, 1).to_pylist()
         if not found:

@@ -64,4 +64,8 @@ def test_equal_values_that_are_stored_once_are_not_unpacked(tmp_path: Path, monk
     assert len(few.read(59, "image", 10**6)) == 2**10
     with pytest.raises(SaccadeError, match=r"unpacks to more than [4-5],\d+,\d+ bytes, the most"):
         many.read(0, "image", 10**6)
+    with monkeypatch.context() as patch:
+        patch.setattr(pq.ParquetFile, "iter_batches", None)  # it is not tried again for each row
+        with pytest.raises(SaccadeError, match="unpacks to more than"):
+            many.read(1, "image", 10**6)
     assert len(many.column("label")) == 6_000
