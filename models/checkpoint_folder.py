@@ -11,7 +11,7 @@ from typing import Any
 
 from saccade.core import limits
 from saccade.core.errors import SaccadeError
-from saccade.core.files import Writer, json_bytes, read_bounded
+from saccade.core.files import Writer, json_bytes, read_regular
 from saccade.core.json_text import parse_json
 from saccade.models.checkpoint_format import SCHEMA, Header
 from saccade.models.preprocessing import Preprocessing
@@ -50,7 +50,7 @@ def is_checkpoint_folder(path: Path) -> bool:
 
 def _config_in(path: Path) -> dict[str, Any] | None:
     try:
-        content = parse_json(read_bounded(path / CONFIG, limits.JSON_BYTES))
+        content = parse_json(read_regular(path / CONFIG, limits.JSON_BYTES))
     except (OSError, ValueError):
         return None
     ours = isinstance(content, dict) and content.get("model_type") == MODEL_TYPE

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.core import limits
 from saccade.core.errors import Damaged, SaccadeError, require
-from saccade.core.files import check_labels, sha256_of
+from saccade.core.files import check_labels, check_regular, sha256_of
 from saccade.core.json_text import JSONRefused, parse_json
 from saccade.core.schema import AGAIN, typed
 
@@ -138,6 +138,7 @@ def refuse_foreign(path: Path) -> None:
     Raises: SaccadeError naming the kind of file, and the command that converts it.
     """
     try:
+        check_regular(path, limits.WEIGHTS_BYTES)
         with path.open("rb") as file:
             data = file.read(16)
     except OSError:

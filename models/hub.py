@@ -6,9 +6,9 @@ HF_TOKEN alone, and is never printed.
 """
 
 import hashlib
+import io
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -131,13 +131,13 @@ def download(repo: str, options: DownloadOptions, *, progress: Report | None = b
     api = _api()
     with _refused(f"{repo}@{asked}"):
         info = api.repo_info(repo, revision=asked, files_metadata=True)
+        wanted, others = _chosen(repo, info.siblings or ())
     commit = str(info.sha)
     if not _COMMIT.fullmatch(commit):
         raise SaccadeError(
             f"{repo}: the hub names the commit {commit!r:.60}, expected 40 hexadecimal digits. "
             "Check HF_ENDPOINT."
         )
-    wanted, others = _chosen(repo, info.siblings or ())
     with reporting(progress), new_folder(options.out, force=options.force) as folder:
         files = tuple(_fetched(api, repo, commit, wanted, folder))
         result = HubResult(repo, commit, asked, files, others)
@@ -182,23 +182,51 @@ def _chosen(repo: str, siblings: Any) -> tuple[list[Any], tuple[str, ...]]:
 def _fetched(
     api: Any, repo: str, commit: str, wanted: list[Any], folder: Path
 ) -> Iterator[HubFile]:
-    with (
-        tempfile.TemporaryDirectory(dir=folder) as cache,
-        progress_of(f"download {repo}", len(wanted)) as advance,
-    ):
+    """Write the files under the listed names; nothing else that the hub says becomes a path."""
+    hub: Any = import_module("huggingface_hub")
+    get = import_module("huggingface_hub.file_download").http_get  # continues after a break
+    headers = hub.utils.build_hf_headers(token=api.token, library_name=api.library_name)
+    with progress_of(f"download {repo}", len(wanted)) as advance:
         for file in wanted:
-            with _refused(repo):
-                path = api.hf_hub_download(repo, file.rfilename, revision=commit, cache_dir=cache)
-            described = _described(Path(path))
-            told = getattr(file.lfs, "sha256", None)
-            if described.bytes != file.size or told not in (None, described.sha256):
+            name = file.rfilename
+            url = hub.hf_hub_url(repo, name, revision=commit, endpoint=api.endpoint)
+            with _refused(repo), _Capped(folder / name, file.size) as target:
+                get(url, target, headers=headers)
+            described = _described(folder / name)
+            kind, found, listed = "SHA-256", described.sha256, getattr(file.lfs, "sha256", None)
+            if listed is None:
+                kind, found, listed = "Git hash", _git_hash(folder / name), file.blob_id
+            if described.bytes != file.size or listed not in (None, found):
                 raise SaccadeError(
-                    f"{repo}: {file.rfilename} arrived with {described.bytes:,} bytes and SHA-256 "
-                    f"{described.sha256}, but the hub lists {file.size:,} and {told}. Try again."
+                    f"{repo}: {name} arrived with {described.bytes:,} bytes and {kind} {found}, "
+                    f"but the hub lists {file.size:,} and {listed}. Try again."
                 )
-            Path(path).resolve().replace(folder / file.rfilename)
-            yield replace(described, name=file.rfilename)
+            yield described
             advance()
+
+
+class _Capped(io.FileIO):
+    """A new file that takes no more bytes than the hub lists."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        super().__init__(path, "x")
+        self._most = most
+
+    def write(self, data: Any) -> int:
+        """Write the bytes.
+
+        Raises: OSError if they are too many.
+        """
+        if self.tell() + len(data) > self._most:
+            raise OSError(f"the file is longer than the {self._most:,} bytes that it lists")
+        return super().write(data)
+
+
+def _git_hash(path: Path) -> str:
+    """Return the hash of a file that Git has stored itself, as small files are."""
+    start = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: start).hexdigest()
 
 
 def _described(path: Path) -> HubFile:
@@ -220,15 +248,11 @@ def _api() -> Any:
 @contextmanager
 def _refused(what: str) -> Iterator[None]:
     """Turn what the hub or the connection refuses into one error, without the token."""
-    import httpx
-    from huggingface_hub import errors
-
     try:
         yield
-    except (
-        *(errors.HfHubHTTPError, httpx.HTTPError, OSError),
-        *(ValueError, KeyError, TypeError),  # its answer is not what the package expects
-    ) as error:
+    except SaccadeError:
+        raise
+    except Exception as error:  # the package and its HTTP library raise many types for odd answers
         text = " ".join(str(error).split())
         if token := os.environ.get("HF_TOKEN"):
             text = text.replace(token, "***")

@@ -57,6 +57,7 @@ from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo.ranking import read_selection
 from saccade.models.training.loop import read_state
 from saccade.models.training.options import parse_overrides
+from saccade.models.training.recipe_file import read_recipe
 from saccade.serving.bench import report
 from saccade.serving.client.embeddings import Embeddings, load_embeddings, save_embeddings
 from saccade.serving.commands.inspection import inspect
@@ -223,6 +224,8 @@ def readers() -> dict[str, Reader]:
         "--config": Reader(lambda p: object_from(p, "--config"), _json({"a": {"b": [1]}}), **text),
         "--labels": Reader(lambda p: names_from(p, "--labels"), _json({"a": 0, "b": 1}), **text),
         "--slots": Reader(read_selection, _json(_SELECTION), **text),
+        "recipe .toml": Reader(read_recipe, _recipe, changed_bytes, "x.toml"),
+        "recipe .yaml": Reader(read_recipe, _recipe, changed_bytes, "x.yaml"),
         "--set": Reader(_overrides, _json([1, {"a": "b"}]), **text),
         "manifest": Reader(read_manifest, _manifest, name=_NAME, **text),
         "engine manifest": Reader(read_engine_manifest, _engine, name=_NAME, **text),
@@ -279,6 +282,13 @@ _SELECTION |= {"checkpoint_sha256": "0" * 64}
 _NAME = f"{FULL}.manifest.json"
 _REPORT = {"schema": report.SCHEMA, "version": report.VERSION, "variants": [{"a": 1.0}]}
 _FRONTIER = {"schema": "saccade.frontier", "version": 1, "model": "x", "entries": [ENTRY]}
+
+
+def _recipe(path: Path) -> None:
+    mark = " =" if path.suffix == ".toml" else ":"
+    values = {"steps": 7, "learning_rate": 0.5, "family": '"sot"', "freeze": '["a", "b"]'}
+    lines = [f"{name}{mark} {value}" for name, value in values.items()]
+    path.write_text("\n".join([*lines, f"set{mark} {{}}", ""]))
 
 
 def _json(value: Any) -> Callable[[Path], Any]:

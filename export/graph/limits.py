@@ -14,6 +14,7 @@ from typing import Any
 import onnx
 
 from saccade.core.errors import SaccadeError
+from saccade.core.files import read_regular
 from saccade.core.schema import AGAIN
 
 FILE_BYTES = 2**31 - 1  # the limit of protobuf
@@ -48,11 +49,10 @@ def read_file(path: Path) -> bytes:
     Raises: SaccadeError if it cannot be read or is too large.
     """
     try:
-        if (size := path.stat().st_size) > FILE_BYTES:
-            raise SaccadeError(f"{path}: has {size} bytes, expected at most {FILE_BYTES}.")
-        return path.read_bytes()
+        return read_regular(path, FILE_BYTES)
     except OSError as error:
-        raise SaccadeError(f"{path}: cannot be read ({error.strerror}). {AGAIN}") from error
+        why = error.strerror or error
+        raise SaccadeError(f"{path}: cannot be read ({why}). {AGAIN}") from error
 
 
 def parse_graph(data: bytes, where: str, held: Held | None = None) -> onnx.ModelProto:

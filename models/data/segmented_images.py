@@ -45,6 +45,8 @@ _JSON = (
     "COCO's JSON of instances: an object with a list of images (id, file_name, height, width) and "
     "of annotations (image_id, segmentation)"
 )
+_MOST_POLYGONS = 1_000  # in one annotation
+_MOST_CROSSINGS = 2**22  # of lines of pixels, by the edges of a polygon; each takes 60 bytes
 
 
 class _Instance(NamedTuple):
@@ -102,24 +104,28 @@ class CocoInstances(SampleSource):
                 f"the JSON declares {width} x {height} pixels, expected at most "
                 f"{wanted.max_megapixels} megapixels. Make the image smaller"
             )
-        drawn = []
-        for identity, instance in self._instances.get(self._ids[row], ()):
+        instances = self._instances.get(self._ids[row], ())
+        if len(instances) > MOST_OBJECTS:
+            raise RowUnreadable(
+                f"found {len(instances)} annotations, expected at most {MOST_OBJECTS} objects. "
+                "Mark small ones with iscrowd"
+            )
+        mask = np.zeros((height, width), dtype=np.uint8)
+        areas = np.full(MOST_OBJECTS + 1, height * width + 1)  # the background gives way to all
+        for index, (identity, instance) in enumerate(instances, 1):
             try:
-                drawn.append(_drawn(instance, height, width))
+                inside = _drawn(instance, height, width)
             except ValueError as error:
                 raise RowUnreadable(
                     f"annotation {identity}: {error}. Correct the annotation"
                 ) from error
-        if len(drawn) > MOST_OBJECTS:
-            raise RowUnreadable(
-                f"found {len(drawn)} annotations, expected at most {MOST_OBJECTS} objects. Mark "
-                "small ones with iscrowd"
-            )
-        mask = np.zeros((height, width), dtype=np.uint8)
-        drawn.sort(key=lambda one: -int(one.sum()))
-        for number, inside in enumerate(drawn, 1):
-            mask[inside] = number
-        return mask
+            areas[index] = inside.sum()
+            larger, owner = areas >= areas[index], mask[inside]
+            mask[inside] = np.where(larger[owner], np.uint8(index), owner)
+        numbers = np.zeros(MOST_OBJECTS + 1, dtype=np.uint8)
+        largest_first = np.argsort(-areas[1 : len(instances) + 1], kind="stable")
+        numbers[1 + largest_first] = np.arange(1, len(instances) + 1)
+        return numbers[mask]
 
     def _add_image(self, value: Any) -> None:
         refused = refusal(f"{self.path}: image {len(self._files) + 1:,}")
@@ -141,7 +147,7 @@ class CocoInstances(SampleSource):
 
 def _instance(segmentation: Any) -> _Instance | None:
     """Return the compact form of a segmentation, or None if it is none."""
-    if isinstance(segmentation, list) and segmentation:
+    if isinstance(segmentation, list) and 0 < len(segmentation) <= _MOST_POLYGONS:
         polygons = [_polygon(points) for points in segmentation]
         return None if None in polygons else _Instance(tuple(filter(None, polygons)))
     counts = segmentation.get("counts") if isinstance(segmentation, Mapping) else None
@@ -166,7 +172,9 @@ _SIDE = Cell(
 )
 _CROWD = Cell("a segmentation", lambda value: value)
 _SEGMENTATION = Cell(
-    "polygons of at least 3 points (lists of x, y) or run lengths (counts and size)", _instance
+    f"polygons of at least 3 points (lists of x, y), up to {_MOST_POLYGONS:,}, or run lengths "
+    "(counts and size)",
+    _instance,
 )
 
 
@@ -216,10 +224,11 @@ def mask_of_runs(counts: np.ndarray, height: int, width: int) -> np.ndarray:
     Shapes: counts [k] -> bool [height width].
     Raises: ValueError if they do not cover the image.
     """
-    if (counts < 0).any() or counts.sum() != height * width:
+    total = sum(counts.tolist())  # NumPy's sum of large ones would start again below zero
+    if (counts < 0).any() or total != height * width:
         raise ValueError(
-            f"its run lengths add up to {counts.sum()}, expected {height * width}, the pixels of "
-            f"an image of {width} x {height}"
+            f"its run lengths add up to {total}, expected {height * width}, the pixels of an image "
+            f"of {width} x {height}"
         )
     inside = np.arange(len(counts)) % 2 == 1
     return np.repeat(inside, counts).reshape(width, height).T
@@ -229,6 +238,7 @@ def mask_of_polygon(points: np.ndarray, height: int, width: int) -> np.ndarray:
     """Draw the pixels whose center is inside a polygon.
 
     Shapes: points [k 2] of x and y in pixels -> bool [height width].
+    Raises: ValueError if its edges cross too many lines of pixels.
     """
     start, end = points, np.roll(points, -1, 0)
     # An edge crosses the lines of centers from the first below its upper end to its lower end.
@@ -236,14 +246,18 @@ def mask_of_polygon(points: np.ndarray, height: int, width: int) -> np.ndarray:
     first = np.ceil(ends.min(0) - 0.5).clip(0, height).astype(np.int64)
     last = np.ceil(ends.max(0) - 0.5).clip(0, height).astype(np.int64)
     counts = last - first
+    if (total := int(counts.sum())) > _MOST_CROSSINGS:
+        raise ValueError(
+            f"its edges cross {total:,} lines of pixels, expected at most {_MOST_CROSSINGS:,}"
+        )
     edge = np.repeat(np.arange(len(points)), counts)
     row = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts) + first[edge]
     slope = (end - start)[edge]
     x = start[edge, 0] + (row + 0.5 - start[edge, 1]) * slope[:, 0] / slope[:, 1]
     column = np.ceil(x - 0.5).clip(0, width).astype(np.int64)
-    crossings = np.zeros((height, width + 1), dtype=np.int64)
+    crossings = np.zeros((height, width + 1), dtype=np.uint8)  # odd or even is enough
     np.add.at(crossings, (row, column), 1)
-    return np.cumsum(crossings, 1)[:, :width] % 2 == 1
+    return np.cumsum(crossings, 1, dtype=np.uint8)[:, :width] % 2 == 1
 
 
 MASKED = (

@@ -24,6 +24,7 @@ from saccade.models.training.options import TrainOptions, overrides_words, parse
 FAMILY = "family"
 _OF_ONE_CALL = ("resume", "force")  # what they ask for was done when the file is written
 _YAML = (".yaml", ".yml")
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _HEAD = """\
 # Options of `saccade train`. To use them: saccade train --recipe-file FILE
 # Options on the command line take precedence.
@@ -115,7 +116,10 @@ def _parsed(path: Path) -> dict[Any, Any]:
         )
     try:
         text = read_regular(path, limits.RECIPE_BYTES).decode()
+        if any(line.count(".") > limits.RECIPE_DOTS for line in text.splitlines()):
+            raise ValueError(f"a line with more than {limits.RECIPE_DOTS} dots")
         content = tomllib.loads(text) if path.suffix == ".toml" else _yaml(text)
+        repr(content)  # a number in base 16 has no limit of digits, but a message about it has
     except FileNotFoundError as error:
         raise SaccadeError(
             f"{path}: no such file. Write one with: saccade train FAMILY --print-recipe"
@@ -146,13 +150,20 @@ def _yaml(text: str) -> Any:
                 raise ValueError(f"an alias in line {mark.line + 1}; write the value again")
             return super().compose_node(parent, index)
 
+        def compose_scalar_node(self, anchor: Any) -> Any:
+            node = super().compose_scalar_node(anchor)
+            # In version 1.1, which the parser reads, 1:30 is a number, and each colon multiplies.
+            if node.tag in _NUMBERS and ":" in node.value:
+                node.tag = "tag:yaml.org,2002:str"
+            return node
+
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             mapping = super().construct_mapping(node, deep=True)
             if len(mapping) < len(node.value):
                 raise ValueError(f"a key twice in the mapping of line {node.start_mark.line + 1}")
             return mapping
 
-    # As in YAML 1.2: in version 1.1, which the parser reads, 1e-3 is text.
+    # Likewise, 1e-3 is text in version 1.1.
     number = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
     try:

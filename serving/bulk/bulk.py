@@ -31,6 +31,8 @@ from saccade.serving.bulk.plan import (
     SUCCESS,
     VERSION,
     BulkPlan,
+    Columns,
+    ModelInputs,
     check_same,
     hash_of,
     index_of,
@@ -39,7 +41,7 @@ from saccade.serving.bulk.plan import (
     write_plan,
 )
 from saccade.serving.bulk.shard import QUESTION, BulkJob, FinishedShard
-from saccade.serving.bulk.sources import BulkSource, Columns, ModelInputs
+from saccade.serving.bulk.sources import BulkSource
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.wire import choice
 from saccade.serving.local.in_process import view_in
@@ -104,6 +106,11 @@ def bulk(
     require("pyarrow", extra=EXTRA)
     artefact, out = ArtefactFolder.open(artefact), Place(options.out)
     Place(options.input).reach("--input")
+    if options.data_root is not None:
+        root = Place(options.data_root)
+        root.reach("--data-root")
+        if not root.exists():
+            raise SaccadeError(f"{root}: no such folder. Name one that exists with --data-root.")
     out.reach("--out")
     began = time.monotonic()
     with (
@@ -152,8 +159,8 @@ def _planned(
     check_followed(parameters, view, form)
     old = read_plan(out)
     columns = Columns(options.column, options.id_column, options.question_column)
-    wanted = _wanted(view, form.ask)
-    listed = BulkSource(Place(options.input), columns, wanted).entries()
+    wanted = _wanted(view, form.ask, routes["preprocessing"])
+    listed = BulkSource(Place(options.input), columns, wanted, options.data_root).entries()
     plan = BulkPlan(
         schema=SCHEMA,
         version=VERSION,
@@ -173,6 +180,7 @@ def _planned(
         form=form,
         columns=columns,
         wanted=wanted,
+        data_root=options.data_root,
     )
     if old is None:
         write_plan(out, plan, listed)
@@ -283,14 +291,16 @@ def _given(options: BulkOptions) -> list[str]:
     return [name for name in _OWN if getattr(options, name) is not None]
 
 
-def _wanted(view: RouterView, ask: str) -> ModelInputs:
+def _wanted(view: RouterView, ask: str, images: Mapping[str, Any] | None) -> ModelInputs:
     component = view.components[view.main_role]
     names = [spec["name"] for spec in component["inputs"]]
     encoded = tuple(name for name in names if name in component["encoded"])
     optional = component.get("optional", ())
     question = QUESTION in names and ask == "answer"
     beside = {*encoded, *optional, *([QUESTION] if question else [])}
-    return ModelInputs(encoded, tuple(name for name in names if name not in beside), question)
+    numbers = tuple(name for name in names if name not in beside)
+    most = {"max_image_mib": images["max_image_mib"]} if images else {}
+    return ModelInputs(encoded, numbers, question, **most)
 
 
 @contextmanager

@@ -47,6 +47,8 @@ class BulkOptions(Options):
     column: str | None = None  # in tables: images or their paths; in tars: suffix of the images
     id_column: str | None = None  # column of ids; default: id if it exists, else file and row
     question_column: str | None = None  # column of questions; default: question
+    # folder or address that contains the images which tables name; default: --input, or its folder
+    data_root: str | None = None
     top: Top = 3  # labels per input
     dtype: Precision = "float32"  # type of embeddings
     labels: Path | None = None  # zero-shot: a text file with one label per line

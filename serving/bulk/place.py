@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder or bucket, by path or address, in which files are written atomically."""
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
+from posixpath import isabs, join, normpath
 from tempfile import NamedTemporaryFile
 from typing import Any, Literal, TypeVar
 
+from saccade.core import limits
 from saccade.core.errors import SaccadeError, require
-from saccade.core.files import write_atomically
+from saccade.core.files import FileRefused, check_regular, read_regular, write_atomically
+from saccade.models.data.samples.source import RowUnreadable
+from saccade.models.data.samples.tables import LEADS_OUT, Root
 
 PATIENCE_S = 120.0  # for a store that has stopped answering
 PATIENCE_AT_FIRST_S = 15.0  # for a store that has not answered yet: its address may be wrong
@@ -53,14 +59,29 @@ class Place:
         """Return a file or folder in this place."""
         return Place(self.root, f"{self.name}/{name}" if self.name else name)
 
-    def beside(self, path: str) -> "Place":
-        """Return the file that this one names: an address, a path, or relative to this file."""
-        if "://" in path or path.startswith("/"):
-            return Place(path)
-        if self.name:
-            return Place(self.root, str(PurePosixPath(self.name).parent / path))
+    @property
+    def parent(self) -> "Place":
+        """The folder of the file that the path or address names."""
+        if self.is_local:
+            return Place(str(self.path.parent))
         head, mark, query = self.root.partition("?")
-        return Place(f"{head.rpartition('/')[0] or '.'}{mark}{query}", path)
+        return Place(f"{head.rpartition('/')[0]}{mark}{query}")
+
+    def read_named(self, path: str, folder: str, limit: int) -> bytes:
+        """Return the bytes of the file in this place that a row of a table names.
+
+        The row may name it from `folder` in this place, or by its whole path or address. It has no
+        influence on the store and its options.
+
+        Raises: RowUnreadable if it leads out of this place; otherwise as `read`.
+        """
+        if self.is_local:
+            return Root(self.path).read(join(folder, path.removeprefix("file://")), limit)
+        inside = path.removeprefix(f"{self}/")
+        name = normpath(inside if inside != path else join(folder, path))
+        if "://" in inside or isabs(name) or name.split("/")[0] == "..":
+            raise RowUnreadable(LEADS_OUT.format(self))
+        return self.join(name).read(limit)
 
     @property
     def last(self) -> str:
@@ -82,15 +103,23 @@ class Place:
         # The query of an address may contain secrets.
         return f"{self.root.partition('?')[0].rstrip('/')}/{self.name}".removesuffix("/")
 
-    def read(self) -> bytes:
+    def read(self, limit: int = limits.WEIGHTS_BYTES) -> bytes:
         """Return the bytes of the file.
 
-        Raises: FileNotFoundError if there is none, another OSError if it cannot be read.
+        Raises: FileNotFoundError if there is none; FileRefused if it is a pipe or device, or has
+            more than `limit` bytes; another OSError if it cannot be read.
         """
-        return self._patiently(lambda fs, path: _read(fs, path))
+        if self.is_local:
+            return read_regular(self.path, limit)
+        return self._patiently(lambda fs, path: _read(fs, path, limit))
 
     def open(self, mode: Literal["rb"] = "rb") -> Any:
-        """Open the file for random access, as a path does."""
+        """Open the file for random access, as a path does.
+
+        Raises: as `read`.
+        """
+        if self.is_local:
+            check_regular(self.path, sys.maxsize)
         return self._patiently(lambda fs, path: fs.open_input_file(path))
 
     def write(self, data: bytes) -> None:
@@ -125,16 +154,28 @@ class Place:
         )
 
     def is_file(self) -> bool:
-        """Return whether it is a file."""
-        return bool(self._patiently(lambda fs, path: fs.get_file_info(path)).is_file)
+        """Return whether it is a file, or a pipe or device, which `read` refuses."""
+        from pyarrow.fs import FileType
+
+        kind = self._patiently(lambda fs, path: fs.get_file_info(path)).type
+        return kind not in (FileType.NotFound, FileType.Directory)
+
+    def is_linked_folder(self) -> bool:
+        """Return whether it is a link to a folder on this machine."""
+        return self.is_local and self.path.is_symlink() and self.path.is_dir()
 
     def files(self, *, recursive: bool = False) -> Iterator[tuple[str, int]]:
         """Return the names of the files in it, with `/` between folders, and their sizes.
 
-        Links to folders are not followed.
+        On this machine also of pipes, devices, links that lead nowhere and links to folders, which
+        are not followed: reading one says what it is.
 
         Units: bytes.
+        Raises: OSError.
         """
+        if self.is_local:
+            return iter(sorted(_on_disk(str(self.path), recursive)))
+
         from pyarrow.fs import FileSelector
 
         def found(fs: Any, path: str) -> list[tuple[str, int]]:
@@ -149,8 +190,9 @@ class Place:
         """Path of a local place."""
         return Path(self.root.removeprefix("file://")).absolute() / self.name
 
-    def _patiently(self, ask: Callable[[Any, str], _T], patience_s: float = PATIENCE_S) -> _T:
-        end, wait_s = time.monotonic() + patience_s, _FIRST_WAIT_S
+    def _patiently(self, ask: Callable[[Any, str], _T], patience_s: float | None = None) -> _T:
+        end = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
+        wait_s = _FIRST_WAIT_S
         while True:
             try:
                 fs, path = self._file_system()
@@ -184,8 +226,19 @@ def _connected(root: str) -> tuple[Any, str]:
     return connected
 
 
-def _read(fs: Any, path: str) -> bytes:
+def _on_disk(folder: str, recursive: bool) -> Iterator[tuple[str, int]]:
+    for entry in os.scandir(folder) if os.path.lexists(folder) else ():
+        if not entry.is_dir(follow_symlinks=False):
+            yield entry.name, entry.stat().st_size if entry.is_file() else 0
+        elif recursive:
+            inside = _on_disk(entry.path, recursive)
+            yield from ((f"{entry.name}/{name}", size) for name, size in inside)
+
+
+def _read(fs: Any, path: str, limit: int) -> bytes:
     with fs.open_input_file(path) as file:
+        if (size := file.size()) > limit:
+            raise FileRefused(f"found {size} bytes, expected at most {limit}")
         data: bytes = file.read()
     return data
 
@@ -197,8 +250,9 @@ def _put(fs: Any, path: str, data: bytes) -> None:
 
 
 def _is_final(error: OSError) -> bool:
-    """Return whether a retry is pointless: there is no such bucket, or access is denied."""
-    return isinstance(error, PermissionError) or any(word in str(error) for word in _FINAL)
+    """Return whether a retry is pointless: no such bucket, access denied, too large a file."""
+    final = isinstance(error, PermissionError | FileRefused)
+    return final or any(word in str(error) for word in _FINAL)
 
 
 def _first_line(error: Exception) -> str:

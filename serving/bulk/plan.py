@@ -18,13 +18,36 @@ from saccade.core.leftovers import is_leftover
 from saccade.core.schema import typed
 from saccade.serving.bulk.answers import AnswerForm
 from saccade.serving.bulk.place import Place
-from saccade.serving.bulk.sources import Columns, ModelInputs
 
 SCHEMA, VERSION = "saccade.bulk", 1
 ANSWERS, ERRORS = "answers", "errors"
 MANIFEST, SUCCESS = "manifest.json", "_SUCCESS"
 REPOSITORY = "_plan/repository.tar"  # for workers on other machines
 _PLAN, _LISTING = "_plan/plan.json", "_plan/listing.parquet"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of columns. Defaults: `id`, `question`, and the first usual name for images."""
+
+    image: str | None = None
+    id: str | None = None
+    question: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """Inputs of the model: for encoded images, for numbers, and for a question."""
+
+    encoded: tuple[str, ...]
+    numbers: tuple[str, ...] = ()
+    question: bool = False
+    max_image_mib: int = 16
+
+    @property
+    def images_alone(self) -> bool:
+        """True if a request consists of one image."""
+        return len(self.encoded) == 1 and not self.numbers and not self.question
 
 
 @dataclass(frozen=True)
@@ -49,6 +72,7 @@ class BulkPlan:
     form: AnswerForm
     columns: Columns
     wanted: ModelInputs
+    data_root: str | None = None
 
     @property
     def shards(self) -> int:

@@ -75,7 +75,7 @@ class JobShards:
         plan = read_plan(self._out)
         assert plan is not None, "the plan is written before workers start"
         self._plan: BulkPlan = plan
-        self._source = BulkSource(Place(plan.input), plan.columns, plan.wanted)
+        self._source = BulkSource(Place(plan.input), plan.columns, plan.wanted, plan.data_root)
         router = repository / plan.model
         self._view = view_in(router)
         self._labels = labels_in(router)

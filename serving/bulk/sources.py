@@ -8,8 +8,8 @@ question.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
+from posixpath import dirname
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,12 @@ import numpy as np
 from saccade.core.archives import read_arrays
 from saccade.core.errors import SaccadeError, require
 from saccade.core.sizes import counted
+from saccade.core.verbosity import note
 from saccade.models.data.samples.shards import read_member, shard_members
 from saccade.models.data.samples.source import SUFFIXES, RowUnreadable, reading
 from saccade.models.data.samples.tables import TEXT_TABLES, RowGroups, image_bytes, lines, readable
 from saccade.serving.bulk.place import EXTRA, Place
+from saccade.serving.bulk.plan import Columns, ModelInputs
 from saccade.serving.client.images import encoded
 
 _IMAGE_COLUMNS = ("image", "path", "file", "file_name", "filename", "jpg", "png")
@@ -29,34 +31,14 @@ _NAMED = 3  # duplicate ids to name in a message
 _TEXTS, _NUMBERS = ("id", "file", "path", "text"), ("row", "offset", "size")
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Names of columns. Defaults: `id`, `question`, and the first usual name for images."""
-
-    image: str | None = None
-    id: str | None = None
-    question: str | None = None
-
-
-@dataclass(frozen=True)
-class ModelInputs:
-    """Inputs of the model: for encoded images, for numbers, and for a question."""
-
-    encoded: tuple[str, ...]
-    numbers: tuple[str, ...] = ()
-    question: bool = False
-
-    @property
-    def images_alone(self) -> bool:
-        """True if a request consists of one image."""
-        return len(self.encoded) == 1 and not self.numbers and not self.question
-
-
 class Kind(ABC):
     """One kind of file. An instance is one file, opened on first use."""
 
-    def __init__(self, place: Place, columns: Columns, wanted: ModelInputs) -> None:
+    def __init__(
+        self, place: Place, columns: Columns, wanted: ModelInputs, root: tuple[Place, str]
+    ) -> None:
         self.place, self.columns, self.wanted = place, columns, wanted
+        self.root, self.folder = root  # what rows may not leave, and where in it their paths begin
         self._file: Any = None
 
     @abstractmethod
@@ -75,6 +57,11 @@ class Kind(ABC):
         if hasattr(self._file, "close"):
             self._file.close()
         self._file = None
+
+    @property
+    def most_bytes(self) -> int:
+        """Size of the largest image file that the model takes."""
+        return self.wanted.max_image_mib * 2**20
 
     def image(self) -> str:
         """Return the model's input if it takes one image and nothing else.
@@ -101,7 +88,7 @@ class ImageFile(Kind):
 
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Return the file's bytes."""
-        return {self.image(): _bytes_of(self.place)}
+        return {self.image(): _filled(self.place.read(self.most_bytes))}
 
 
 class Tar(Kind):
@@ -124,14 +111,12 @@ class Tar(Kind):
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Return the member's bytes."""
         self._file = self._file or self.place.open()
-        return {self.image(): read_member(self._file, entry["offset"], entry["size"])}
+        size = min(entry["size"], self.most_bytes + 1)
+        return {self.image(): read_member(self._file, entry["offset"], size)}
 
 
 class Rows(Kind):
-    """Rows of columns, each an input: CSV or JSON lines, whose images are files that they name.
-
-    A file is relative to the table, or an address.
-    """
+    """Rows of columns, each an input: CSV or JSON lines, whose images are files that they name."""
 
     what = "column"
     _rows = 0
@@ -196,7 +181,8 @@ class Rows(Kind):
         """Return the bytes of the file that the row names."""
         if not entry["path"]:
             raise RowUnreadable("the table names no file in this row")
-        return {self.wanted.encoded[0]: _bytes_of(self.place.beside(entry["path"]))}
+        data = self.root.read_named(entry["path"], self.folder, self.most_bytes)
+        return {self.wanted.encoded[0]: _filled(data)}
 
     def image_column(self) -> str:
         """Return the column of images.
@@ -234,17 +220,17 @@ class Parquet(Rows):
 
     def names(self) -> Sequence[str]:
         """Return the names of the columns."""
-        names: list[str] = self._opened().schema_arrow.names
+        names: list[str] = self._opened().schema.names
         return names
 
     def column(self, name: str) -> Any:
         """Return a column."""
         with readable(self.place):
-            return self._opened().read(columns=[name])[name]
+            return self._opened().read([name])[name]
 
     def count(self) -> int:
         """Return the number of rows."""
-        return int(self._opened().metadata.num_rows)
+        return len(self._opened())
 
     def paths(self) -> str | None:
         """Return the column of paths, if there is one."""
@@ -254,7 +240,7 @@ class Parquet(Rows):
             return None
         types = require("pyarrow", extra=EXTRA).types
         column = self.image_column()
-        kind = self._opened().schema_arrow.field(column).type
+        kind = self._opened().schema.field(column).type
         text = types.is_string(kind) or types.is_large_string(kind)
         return super().paths() if text else None
 
@@ -263,8 +249,7 @@ class Parquet(Rows):
         if entry["path"] is not None:
             return super().read(entry)
         with readable(self.place):
-            self._groups = self._groups or RowGroups(self._opened())
-            values = self._groups.row(entry["row"])
+            values = self._opened().row(entry["row"])
         inputs: dict[str, Any] = {name: np.array(values[name]) for name in self.wanted.numbers}
         if self.wanted.encoded:
             column = self.image_column()
@@ -276,12 +261,14 @@ class Parquet(Rows):
         super().close()
         self._groups = None
 
-    def _opened(self) -> Any:
-        if self._file is None:
+    def _opened(self) -> RowGroups:
+        if self._groups is None:
             parquet = require("pyarrow.parquet", extra=EXTRA)
             with readable(self.place):
-                self._file = parquet.ParquetFile(self.place.open())
-        return self._file
+                opened = self.place.open()
+                self._file = parquet.ParquetFile(opened)
+                self._groups = RowGroups(self._file, opened.size())
+        return self._groups
 
 
 class Arrays(Rows):
@@ -347,8 +334,11 @@ _KINDS: dict[str, type[Kind]] = {
 class BulkSource:
     """A file, or all files of one kind in a folder."""
 
-    def __init__(self, place: Place, columns: Columns, wanted: ModelInputs) -> None:
+    def __init__(
+        self, place: Place, columns: Columns, wanted: ModelInputs, data_root: str | None = None
+    ) -> None:
         self.place, self._columns, self._wanted = place, columns, wanted
+        self._root = None if data_root is None else Place(data_root)
         self._open: dict[str, Kind] = {}
 
     def entries(self) -> Any:
@@ -367,7 +357,7 @@ class BulkSource:
                 f"{packed[0]}. Name a folder of images only, or files that contain or list images."
             )
         if images and images[0][0]:
-            ImageFile(self.place, self._columns, self._wanted).image()
+            self._file(images[0][0]).image()
             names, sizes = zip(*images, strict=True)
             columns = {"id": list(names), "file": list(names), "size": list(sizes)}
             tables = [_listing(columns, self.place)]
@@ -384,13 +374,17 @@ class BulkSource:
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of one entry of the listing.
 
-        Raises: RowUnreadable.
+        Raises: RowUnreadable; SaccadeError if the store no longer answers.
         """
         try:
             return self._file(entry["file"]).read(entry)
         except FileNotFoundError:
             raise RowUnreadable("no such file") from None
         except (OSError, SaccadeError, ValueError) as error:
+            # If the store no longer answers, this input is not to blame.
+            for flag, place in (("--input", self.place), ("--data-root", self._root)):
+                if place is not None:
+                    place.reach(flag)
             raise RowUnreadable(str(error)[:300]) from error
 
     def close(self) -> None:
@@ -405,7 +399,10 @@ class BulkSource:
                 self._open.pop(next(iter(self._open))).close()
             kind = self._kind(name)
             assert kind is not None, "a listing has only files of known kinds"
-            self._open[name] = kind(self.place.join(name), self._columns, self._wanted)
+            root = self._root or (self.place if name else self.place.parent)
+            folder = "" if self._root else dirname(name)
+            place = self.place.join(name)
+            self._open[name] = kind(place, self._columns, self._wanted, (root, folder))
         return self._open[name]
 
     def _kind(self, name: str) -> type[Kind] | None:
@@ -418,7 +415,14 @@ class BulkSource:
             if not self.place.exists():
                 raise SaccadeError(f"{self.place}: no such file or folder. Name one with --input.")
             files = self.place.files(recursive=True)
-            return [entry for entry in files if "/." not in f"/{entry[0]}"]  # none hidden
+            shown = [entry for entry in files if "/." not in f"/{entry[0]}"]
+            others = [name for name, _ in shown if self._kind(name) is None]
+            if linked := [name for name in others if self.place.join(name).is_linked_folder()]:
+                note(
+                    f"{self.place}: left out {counted(len(linked), 'link')} to folders, such as "
+                    f"{linked[0]}. To answer what they contain, pass their targets as --input."
+                )
+            return shown
         except OSError as error:
             raise SaccadeError(
                 f"{self.place}: cannot be listed ({str(error)[:300]}). Choose an --input that can "
@@ -446,8 +450,8 @@ def _listing(columns: Mapping[str, Any], place: Place) -> Any:
         ]
     except (ValueError, TypeError, NotImplementedError) as error:
         raise SaccadeError(
-            f"{place}: the columns of ids, paths or questions do not contain text "
-            f"({str(error)[:200]}). Choose others with --id-column or --column."
+            f"{place}: ids, paths or questions are not text ({str(error)[:200]}). Choose other "
+            "columns with --id-column or --column, or rename the files."
         ) from error
     return pa.table(filled, schema=schema)
 
@@ -480,8 +484,7 @@ def _check_ids(listing: Any, source: Place) -> None:
     )
 
 
-def _bytes_of(place: Place) -> bytes:
-    data = place.read()
+def _filled(data: bytes) -> bytes:
     if not data:
         raise RowUnreadable("the file has 0 bytes")
     return data

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from saccade.core import limits
 from saccade.core.errors import SaccadeError, ShapeError
+from saccade.core.files import read_regular
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -57,10 +59,10 @@ def _file_bytes(image: Image) -> bytes:
             "array or an image of Pillow."
         )
     try:
-        data = Path(image).read_bytes()
+        data = read_regular(Path(image), limits.IMAGE_BYTES)
     except OSError as error:
         raise SaccadeError(
-            f"{image}: cannot be read ({error.strerror}). Pass a PNG, JPEG or WebP file."
+            f"{image}: cannot be read ({error.strerror or error}). Pass a PNG, JPEG or WebP file."
         ) from error
     if not data:
         raise SaccadeError(f"{image}: found an empty file. Pass a PNG, JPEG or WebP file.")

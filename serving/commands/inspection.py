@@ -57,10 +57,9 @@ def inspect(path: Path | str) -> Inspection:
     given, path = Path(path), checkpoint_file(path)
     if path.is_dir():
         return _folder(path)
-    if not path.exists():
-        raise SaccadeError(
-            f"{path}: found nothing there, expected a file or folder. Check the path."
-        )
+    if not path.is_file():
+        found = "a pipe or device" if path.exists() else "nothing there"
+        raise SaccadeError(f"{path}: found {found}, expected a file or folder. Check the path.")
     for suffix, look in _BY_SUFFIX.items():
         if path.name.endswith(suffix):
             return look(path)

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from saccade.core import limits
 from saccade.core.errors import SaccadeError, require
+from saccade.core.files import read_regular
 from saccade.models.attention_maps import MapRow, Panel
 
 _SIDE_PX = 256  # minimum side of a drawn panel
@@ -35,7 +37,8 @@ def read_pixels(image: Path | bytes) -> np.ndarray:
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
+        data = image if isinstance(image, bytes) else read_regular(image, limits.IMAGE_BYTES)
+        with Image.open(io.BytesIO(data)) as opened:
             return np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         said = getattr(error, "strerror", None) or error

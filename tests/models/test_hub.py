@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,6 +34,8 @@ class Hub(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.listed: dict[str, dict[str, Any]] = {}  # what the list says instead
         self.commit = COMMIT
+        self.answer: dict[str, str] = {}  # headers of the answer to each file
+        self.code, self.endless, self.sent = 200, False, 0
         self.seen: list[tuple[str, str]] = []
         self.tokens: set[str | None] = set()
         self.committed: list[Any] = []
@@ -65,8 +68,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, content: Any, code: int = 200, **headers: str) -> None:
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(code)
-        for name, value in {"Content-Length": str(len(data)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
+        for name, value in {"Content_Length": str(len(data)), **headers}.items():
+            if value:
+                self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
@@ -80,7 +84,13 @@ class _Handler(BaseHTTPRequestHandler):
         elif match := re.fullmatch(rf"/user/model/resolve/{COMMIT}/(.+)", self.path):
             data = self.server.files[match[1]]
             tag = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X_Repo_Commit": COMMIT}
-            self._send(data, **tag)
+            self._send(data, self.server.code, **tag | self.server.answer)
+            while self.server.endless and self.command == "GET":
+                try:
+                    self.wfile.write(b"10000\r\n" + bytes(2**16) + b"\r\n")
+                    self.server.sent += 2**16
+                except OSError:
+                    self.server.endless = False
         else:
             self._send({"error": "not found"}, 404, X_Error_Code="RepoNotFound")
 
@@ -224,6 +234,72 @@ DOWNLOADS: dict[str, tuple[str, dict[str, bytes], dict[str, dict[str, Any]], str
         "arrived with .* but the hub lists 1 and 0000",
     ),
 }
+
+
+def listed_by_git(data: bytes) -> dict[str, Any]:
+    """The entry of a file that is small enough for Git itself."""
+    blob = hashlib.sha1(f"blob {len(data)}\0".encode() + data, usedforsecurity=False)
+    return {"lfs": None, "blobId": blob.hexdigest()}
+
+
+def test_a_small_file_is_compared_with_its_git_hash(hub: Hub, tmp_path: Path) -> None:
+    hub.files = {"model.safetensors": b"x", "config.json": b"{}"}
+    hub.listed = {"config.json": listed_by_git(b"{}")}
+    download("user/model", DownloadOptions(tmp_path / "got"), progress=None)
+    hub.listed = {"config.json": listed_by_git(b"[]")}
+    with pytest.raises(SaccadeError, match=r"config.json arrived with 2 bytes and Git hash 9e26"):
+        download("user/model", DownloadOptions(tmp_path / "again"), progress=None)
+    assert not (tmp_path / "again").exists()
+
+
+def test_no_header_becomes_a_path(hub: Hub, tmp_path: Path) -> None:
+    """A tag with slashes would name a file to write, or one that is there already, to move."""
+    (tmp_path / "mine").write_bytes(b"x")
+    hub.files = {"model.safetensors": b"x"}
+    for tag in (tmp_path / "mine", tmp_path / "new", Path("../../../../new")):
+        hub.answer = {"ETag": f'"{tag}"', "Content_Disposition": f'filename="{tag}"'}
+        options = DownloadOptions(tmp_path / "got", force=True)
+        download("user/model", options, progress=None)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["got", "mine"]
+        assert set(contents(tmp_path / "got")) == {"model.safetensors", RECORD}
+
+
+ODD_ANSWERS: dict[str, tuple[int, dict[str, str]]] = {
+    "to another kind of address": (302, {"Location": "file:///etc/hostname"}),
+    "to no address": (302, {"Location": "http://[::1/x"}),
+    "to no port": (302, {"Location": "http://127.0.0.1:99999999/x"}),
+    "to a name of 300 characters": (302, {"Location": f"http://{'a' * 300}/"}),
+    "to itself": (302, {"Location": f"/user/model/resolve/{COMMIT}/model.safetensors"}),
+    "packed, but not so": (200, {"Content_Encoding": "gzip"}),
+    "no length": (200, {"Content_Length": "-7"}),
+}
+
+
+@pytest.mark.parametrize("case", ODD_ANSWERS)
+def test_an_odd_answer_is_refused(
+    case: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.files = {"model.safetensors": b"x"}
+    hub.code, hub.answer = ODD_ANSWERS[case]
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # before another try
+    with pytest.raises(SaccadeError, match=r"the hub refused or did not answer|arrived with 0"):
+        download("user/model", DownloadOptions(tmp_path / "got"), progress=None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_list_of_no_names_is_refused(hub: Hub, tmp_path: Path) -> None:
+    hub.files, hub.listed = {"model.safetensors": b"x"}, {"model.safetensors": {"rfilename": 7}}
+    with pytest.raises(SaccadeError, match="the hub refused or did not answer"):
+        download("user/model", DownloadOptions(tmp_path / "got"), progress=None)
+
+
+def test_a_file_without_end_is_read_up_to_its_listed_size(hub: Hub, tmp_path: Path) -> None:
+    hub.files, hub.endless = {"model.safetensors": b""}, True
+    hub.listed = {"model.safetensors": {"size": 2**20}}
+    hub.answer = {"Content_Length": "", "Transfer_Encoding": "chunked"}
+    with pytest.raises(SaccadeError, match="longer than the 1,048,576 bytes that it lists"):
+        download("user/model", DownloadOptions(tmp_path / "got"), progress=None)
+    assert hub.sent < 2**26 and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("case", DOWNLOADS)

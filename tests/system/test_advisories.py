@@ -46,7 +46,17 @@ CLASSES = {
         "export/artefact/test_hostile_manifests.py::"
         "test_an_artefact_that_is_a_link_has_the_bytes_of_its_manifest",
         "serving/server/test_served_copy.py::test_a_link_is_refused_by_every_reader",
+        "serving/bulk/test_hostile_inputs.py::test_a_table_names_files_below_its_folder_alone",
+        "models/test_hub.py::test_no_header_becomes_a_path",
     )),
+    "requests that a file makes this machine send": Closed((
+        "serving/bulk/test_hostile_inputs.py::test_no_row_chooses_the_store_that_is_asked",
+    )),
+    "files and answers without end": Closed((
+        "system/test_hostile_files.py::test_what_is_no_file",
+        "models/data/test_shards.py::test_a_hostile_header_is_refused",
+        "models/test_hub.py::test_a_file_without_end_is_read_up_to_its_listed_size",
+    ), is_open=True),
     "numeric overflow": Closed((
         "serving/router/test_router.py::test_classes_over_grpc",
         "serving/router/test_lanes.py::test_a_timeout_that_is_none_never_reaches_a_lane",
@@ -68,6 +78,9 @@ CLASSES = {
         "export/graph/test_graph_limits.py::"
         "test_worker_ends_for_what_costs_too_much_and_the_next_file_is_tried",
         "system/test_hostile_files.py::test_npz",
+        "models/data/test_small_files.py::test_equal_values_that_are_stored_once_are_not_unpacked",
+        "models/data/test_small_files.py::test_masks_of_many_objects_take_the_memory_of_one",
+        "models/training/test_recipe_file.py::test_refuses",
     ), is_open=True),
     "model as code": Closed((
         "serving/server/test_served_copy.py::"

@@ -34,6 +34,9 @@ from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.core.files import FileRefused, read_bounded  # noqa: E402
 from saccade.exporter.artefact.frontier import read_frontier  # noqa: E402
 from saccade.exporter.artefact.manifest import read_manifest  # noqa: E402
+from saccade.exporter.graph.limits import read_file  # noqa: E402
+from saccade.models.checkpoint import load  # noqa: E402
+from saccade.models.checkpoint_format import refuse_foreign  # noqa: E402
 from saccade.models.data.datasets import load_data  # noqa: E402
 from saccade.models.data.token_states import token_states  # noqa: E402
 from saccade.models.official.json_files import names_from, object_from  # noqa: E402
@@ -41,8 +44,12 @@ from saccade.models.official.tensor_files import read_tensors  # noqa: E402
 from saccade.models.sparo.ranking import read_selection  # noqa: E402
 from saccade.models.training.loop import read_state  # noqa: E402
 from saccade.models.training.options import parse_overrides  # noqa: E402
+from saccade.models.training.recipe_file import read_recipe  # noqa: E402
 from saccade.serving.bench.report import read_report  # noqa: E402
 from saccade.serving.client.embeddings import load_embeddings  # noqa: E402
+from saccade.serving.client.images import encoded  # noqa: E402
+from saccade.serving.commands.inspection import inspect  # noqa: E402
+from saccade.serving.commands.pictures import read_pixels  # noqa: E402
 
 # A data set of images with another array, and what is said of it.
 ARRAYS: dict[str, tuple[str, bytes, str]] = {
@@ -136,6 +143,42 @@ def test_weights_of_other_codes(make, given, words, tmp_path):
     make(tmp_path / "x.pt", given)
     with pytest.raises(SaccadeError, match=f"(?s){words}"):
         read_tensors(tmp_path / "x.pt")
+
+
+# Readers of a file that a folder or a command line names; none waits, and none reads without end.
+REGULAR: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "image of a request": ("x.png", lambda path: encoded([path])),
+    "picture": ("x.png", read_pixels),
+    "ONNX": ("x.onnx", read_file),
+    "inspect": ("x.onnx", inspect),
+    "checkpoint": ("x.safetensors", lambda path: refuse_foreign(path) or load(path)),
+    "folder of a checkpoint": ("config.json", lambda path: load(path.parent)),
+    "recipe": ("x.toml", read_recipe),
+    "table": ("x.csv", lambda path: load_data(path, "train")),
+}
+IRREGULAR: dict[str, Callable[[Path], Any]] = {
+    "pipe": os.mkfifo,
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", IRREGULAR)
+@pytest.mark.parametrize("reader", REGULAR)
+def test_what_is_no_file(reader: str, kind: str, tmp_path: Path) -> None:
+    name, read = REGULAR[reader]
+    IRREGULAR[kind](tmp_path / name)
+    expected = r"found a (folder, expected a file|pipe or (a )?device)"
+    with pytest.raises(SaccadeError, match=expected):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("reader", ["image of a request", "picture", "ONNX"])
+def test_a_file_of_5_gib(reader: str, tmp_path: Path) -> None:
+    name, read = REGULAR[reader]
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(5 * 2**30)
+    with pytest.raises(SaccadeError, match="found 5368709120 bytes, expected at most"):
+        read(tmp_path / name)
 
 
 JSON_READERS: dict[str, Callable[[Path], Any]] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from saccade.core.errors import SaccadeError
-from saccade.core.files import check_digest, json_bytes, write_atomically
+from saccade.core.files import check_digest, json_bytes, read_regular, write_atomically
 from saccade.exporter.artefact.manifest import (
     FILE_NAME,
     SUFFIX,
@@ -141,7 +141,7 @@ def plan_bytes(path: Path, manifest: EngineManifest) -> bytes:
             f"{path}: has {path.stat().st_size} bytes, its manifest has {manifest.file.bytes}. "
             f"A plan is executable code: it is not loaded. {AGAIN}"
         )
-    data = path.read_bytes()
+    data = read_regular(path, manifest.file.bytes)
     refused = f"A plan is executable code: it is not loaded. {AGAIN}"
     digest = hashlib.sha256(data).hexdigest()
     check_digest(path, digest, manifest.file.sha256, "in its manifest", refused)

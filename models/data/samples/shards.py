@@ -26,6 +26,7 @@ class Member(NamedTuple):
 _IMAGE, _OBJECT = "image", ".json"
 _MOST = {_OBJECT: 2**20}  # bytes of a member with values
 _MOST_TEXT = 4096
+_DAMAGE = (RecursionError, OverflowError, MemoryError)  # headers of headers; sizes of 2^62
 _TAR = "a tar file without compression (images are compressed already)"
 
 
@@ -164,11 +165,13 @@ def shard_members(path: Any) -> Iterator[tuple[Member, IO[bytes]]]:
     Raises: SaccadeError if it is not an uncompressed tar file, or has no end.
     """
     with (
-        reading(path, _TAR, tarfile.TarError),
+        reading(path, _TAR, tarfile.TarError, *_DAMAGE),
         path.open("rb") as file,
         tarfile.open(fileobj=file, mode="r:") as tar,
     ):
         for info in tar:
+            if info.size < 0:  # tarfile would go back, and come by again
+                raise tarfile.ReadError(f"{info.name!r:.80} has {info.size} bytes")
             parts = [part for part in info.name.split("/") if part not in ("", ".")]
             if info.isreg() and not info.issparse() and not any(map(is_hidden, parts)):
                 key, suffix = key_and_suffix(info.name)

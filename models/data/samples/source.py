@@ -186,7 +186,8 @@ def reading(place: object, what: str, *kinds: type[Exception]) -> Iterator[None]
         yield
     except damage as error:
         where = place() if callable(place) else place
-        raise Damaged(where, f"cannot be read as {what} ({error!s:.300})") from error
+        why = str(error) or type(error).__name__
+        raise Damaged(where, f"cannot be read as {what} ({why:.300})") from error
 
 
 def refusal(where: str) -> Callable[[str], SaccadeError]:

@@ -17,8 +17,9 @@ from threading import Lock
 from typing import Any, ClassVar
 
 from saccade.core import limits
+from saccade.core.archives import most_unpacked
 from saccade.core.errors import Damaged, SaccadeError, require
-from saccade.core.files import read_regular
+from saccade.core.files import FileRefused, read_regular
 from saccade.core.json_text import parse_json
 from saccade.models.data.samples.source import (
     PATH,
@@ -31,6 +32,7 @@ from saccade.models.data.samples.source import (
 
 EXTRA = "bulk"
 _KEPT_GROUPS = 2  # row groups of Parquet in memory
+_MOST_STEP, _STEPS = 2**16, 8  # rows of one step; steps of what is allowed
 # Usual names of columns, by what they have; the first that a table has counts. Two names are the
 # columns of a pair of texts, as data sets of pairs call them.
 Usual = Mapping[str, Sequence[str | tuple[str, str]]]
@@ -172,6 +174,12 @@ class Lines(Table):
         return self._files[column][row]
 
 
+LEADS_OUT = (
+    "leads out of {}. Move the file into this folder, or name the folder that contains all images "
+    "with --data-root"
+)
+
+
 class Root:
     """The folder in which the paths of a list begin, and which they may not leave."""
 
@@ -195,10 +203,7 @@ class Root:
         except ValueError:  # half of a surrogate pair
             raise RowUnreadable(f"found {name!r:.80}, expected a path. Correct the row") from None
         if not file.is_relative_to(self._real):
-            raise RowUnreadable(
-                f"leads out of {self.path}. Move the file into this folder, or name the folder "
-                "that contains all images with --data-root"
-            )
+            raise RowUnreadable(LEADS_OUT.format(self.path))
         try:
             return read_regular(file, most_bytes)
         except FileNotFoundError:
@@ -266,24 +271,63 @@ class RowGroups:
     """The rows of an open Parquet file; a few groups of rows are in memory at a time.
 
     Threads may read it at the same time.
+
+    Raises: OSError if it declares more rows than a file of `size` bytes may have.
     """
 
-    def __init__(self, file: Any) -> None:
-        self._file, self._lock = file, Lock()
+    def __init__(self, file: Any, size: int) -> None:
+        self._file, self._lock, self._size = file, Lock(), size
+        self.schema = file.schema_arrow
         groups = range(file.metadata.num_row_groups)
         self._ends = list(accumulate(file.metadata.row_group(group).num_rows for group in groups))
         # The columns of each group, which are read when they are used.
-        self._group = lru_cache(_KEPT_GROUPS)(lambda at: cache(partial(file.read_row_group, at)))
+        self._group = lru_cache(_KEPT_GROUPS)(lambda at: cache(partial(self._read_one, at)))
+        if len(self) > max(limits.TABLE_FREE_ROWS, size):
+            raise OSError(f"found {len(self):,} rows in {size:,} bytes")
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return self._ends[-1] if self._ends else 0
+
+    def read(self, columns: Sequence[str] | None = None, groups: Sequence[int] = ()) -> Any:
+        """Return all columns or these, of all groups or these.
+
+        Equal values are stored once, so a few bytes can become many: the groups are read in steps
+        that are smaller than what is allowed for all, and the sizes of their values are added.
+
+        Raises: FileRefused if they unpack to more than a file of this size may; OSError.
+        """
+        pa = require("pyarrow", extra=EXTRA)
+        most = left = most_unpacked(self._size)
+        groups = groups or range(len(self._ends))
+        parts = [self._file.metadata.row_group(at) for at in groups]
+        chunks = (part.column(index) for part in parts for index in range(part.num_columns))
+        largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
+        step, batches = min(max(1, most // max(1, _STEPS * largest)), _MOST_STEP), []
+        for batch in self._file.iter_batches(step, row_groups=[*groups], columns=columns):
+            left -= batch.nbytes
+            if left < 0:
+                raise FileRefused(
+                    f"unpacks to more than {most:,} bytes, the most for a file of {self._size:,}"
+                )
+            batches.append(batch)
+        fields = [field for field in self.schema if columns is None or field.name in columns]
+        return pa.Table.from_batches(batches, pa.schema(fields))
+
+    def _read_one(self, at: int, columns: Sequence[str] | None = None) -> Any:
+        """Return a group, or the reason to refuse it, which takes long to find out."""
+        try:
+            return self.read(columns, (at,))
+        except FileRefused as error:
+            return str(error)
 
     def row(self, row: int, column: str | None = None) -> dict[str, Any]:
         """Return the values of a row, or of one column; the first reads the whole group."""
         group = bisect_right(self._ends, row)
         with self._lock:
             table = self._group(group)(None if column is None else (column,))
+        if isinstance(table, str):
+            raise FileRefused(table)
         start = self._ends[group - 1] if group else 0
         found: list[dict[str, Any]] = table.slice(row - start, 1).to_pylist()
         if not found:
@@ -304,7 +348,8 @@ class ParquetTable(Table):
 
     def _open(self) -> None:
         self._file = require("pyarrow.parquet", extra=EXTRA).ParquetFile(self.path)
-        self._groups, self.schema = RowGroups(self._file), self._file.schema_arrow
+        self._groups = RowGroups(self._file, self.path.stat().st_size)
+        self.schema = self._groups.schema
         self.names = self.schema.names
 
     def __len__(self) -> int:
@@ -313,7 +358,7 @@ class ParquetTable(Table):
 
     def column(self, name: str) -> Any:
         """Return a whole column."""
-        column = self._file.read(columns=[name]).column(0)
+        column = self._groups.read([name]).column(0)
         if len(column) != len(self):
             raise OSError(f"found {len(column)} values in column {name!r}, expected {len(self)}")
         return column
@@ -325,9 +370,6 @@ class ParquetTable(Table):
     def rows(self, columns: Sequence[str], files: Sequence[str] = ()) -> Iterator[tuple[Any, ...]]:
         """Yield the values of each row."""
         with readable(self.path):
-            # A column that is read whole also says whether the declared number of rows is true.
-            if not columns and len(self) > (size := self.path.stat().st_size):
-                raise OSError(f"found {len(self):,} rows of images in {size:,} bytes")
             listed = [self.column(name).to_pylist() for name in columns]
         yield from zip(*listed, strict=True) if columns else repeat((), len(self))
 

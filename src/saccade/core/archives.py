@@ -50,12 +50,17 @@ def check_archive(path: Path, limit: int) -> list[zipfile.ZipInfo]:
     if len({entry.filename for entry in entries}) < len(entries):
         raise ArchiveRefused("two of its files have the same name")
     unpacked = sum(entry.file_size for entry in entries)
-    most = min(limit, max(limits.ARCHIVE_FREE_BYTES, limits.ARCHIVE_RATIO * size))
+    most = min(limit, most_unpacked(size))
     if unpacked > most:
         raise ArchiveRefused(
             f"unpacks to {unpacked} bytes, at most {most} are allowed for a file of {size} bytes"
         )
     return entries
+
+
+def most_unpacked(size: int) -> int:
+    """Return the number of bytes that a file of this size may unpack to."""
+    return max(limits.ARCHIVE_FREE_BYTES, limits.ARCHIVE_RATIO * size)
 
 
 def _directory_bytes(path: Path, size: int) -> int:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -125,7 +126,11 @@ def check_regular(path: Path, limit: int) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal.
+
+    Raises: OSError if it cannot be read, FileRefused if it is a pipe or device.
+    """
+    check_regular(path, sys.maxsize)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

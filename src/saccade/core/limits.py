@@ -10,8 +10,9 @@ TEXT_BYTES = 32 * 2**20
 LABELS = 100_000  # ImageNet-21k has 21,843
 LABEL_CHARACTERS = 1_000
 
-# A file of a training run's options.
-RECIPE_BYTES = 2**20
+# A file of a training run's options; one with all of them has 4 kB.
+RECIPE_BYTES = 2**16
+RECIPE_DOTS = 500  # in a line: the parser of TOML squares those of a key
 
 # Weights. The largest families here have 10**9 parameters in 2,000 tensors.
 WEIGHTS_BYTES = 16 * 2**30
@@ -43,5 +44,9 @@ PICKLE_OPCODES = 1_000_000  # about 25 per tensor
 PICKLE_DEPTH = 64
 TREE_VALUES = 1_000_000  # in a state dict, counted each time that they are reached
 
-# A line of a table that lists the user's samples.
+# A line of a table that lists the user's samples, and rows without a byte each.
 TABLE_LINE = 2**20
+TABLE_FREE_ROWS = 2**20
+
+# The file of an image that is sent or read: the most that a router can be told to take.
+IMAGE_BYTES = 2**30

@@ -335,14 +335,14 @@ def test_a_group_of_rows_is_read_once_for_images_and_masks(tmp_path: Path, monke
     import pyarrow.parquet as pq
 
     read: list[Any] = []
-    one = pq.ParquetFile.read_row_group
+    one = pq.ParquetFile.iter_batches
 
-    def counted(file: Any, group: int, columns: Any) -> Any:
-        read.append((group, *columns))
-        return one(file, group, columns)
+    def counted(file: Any, step: int, row_groups: Any, columns: Any) -> Any:
+        read.append((*row_groups, *columns))
+        return one(file, step, row_groups, columns)
 
     data = own(parquet_file(tmp_path, scenes()))
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
     for row in (0, 1, 4, 5, 2, 6):
         data.masks.source.read(row, 10**6)
         data.masks.source.read_mask(row, FITTED.wanted())
@@ -355,12 +355,14 @@ def test_two_groups_of_rows_stay_in_memory(tmp_path: Path) -> None:
 
     pq.write_table(pa.table({"image": ["a", "b", "c"]}), tmp_path / "x.parquet", row_group_size=1)
     file, read = pq.ParquetFile(tmp_path / "x.parquet"), []
+    groups = tables.RowGroups(file, 1000)
 
-    def counted(group: int, columns: Any) -> Any:
-        read.append(group)
-        return file.read_row_group(group, columns)
+    def counted(step: int, row_groups: list[int], columns: Any) -> Any:
+        read.extend(row_groups)
+        return file.iter_batches(step, row_groups, columns)
 
-    groups = tables.RowGroups(SimpleNamespace(metadata=file.metadata, read_row_group=counted))
+    fields = {"metadata": file.metadata, "schema_arrow": file.schema_arrow}
+    groups = tables.RowGroups(SimpleNamespace(**fields, iter_batches=counted), 1000)
     for column in ("image", None):
         read.clear()
         assert [groups.row(row, column)["image"] for row in (0, 1, 0, 2, 0, 1)] == [*"abacab"]
@@ -372,19 +374,24 @@ def test_a_file_that_declares_other_rows_than_it_has_is_refused(
 ) -> None:
     import pyarrow as pa
 
-    group = SimpleNamespace(num_rows=5)
+    group = SimpleNamespace(num_rows=5, num_columns=0)
     metadata = SimpleNamespace(num_row_groups=1, row_group=lambda _: group)
+    there = pa.table({"mask": [b"x"] * 4})
     read = SimpleNamespace(
-        metadata=metadata, read_row_group=lambda *_: pa.table({"mask": [b"x"] * 4})
+        metadata=metadata,
+        schema_arrow=there.schema,
+        iter_batches=lambda *_, **__: there.to_batches(),
     )
-    rows = tables.RowGroups(read)
+    rows = tables.RowGroups(read, 1000)
     assert len(rows) == 5 and rows.row(3) == {"mask": b"x"}
     with pytest.raises(OSError, match="found 4 rows in group 0, expected more"):
         rows.row(4)
     data = parquet_file(tmp_path, scenes(4))
-    monkeypatch.setattr(tables.RowGroups, "__len__", lambda _: 10**15)
-    with pytest.raises(SaccadeError, match=r"read as Parquet.*0 rows of images in"):
-        own(data)
+    with monkeypatch.context() as patch:
+        patch.setattr(tables.RowGroups, "__len__", lambda _: 10**15)
+        with pytest.raises(SaccadeError, match=r"read as Parquet.*found 1,000,000.* rows in"):
+            own(data)
+    monkeypatch.setattr(tables.RowGroups, "__len__", lambda _: 1000)
     with pytest.raises(OSError, match="found 4 values in column 'mask', expected 1000"):
         tables.ParquetTable(Path(data)).column("mask")
 
@@ -403,6 +410,10 @@ BAD_JSON: dict[str, tuple[dict[str, Any], str]] = {
     "two points": (
         {"annotations": [TRIANGLE | {"segmentation": [[0, 0, 9, 0]]}]},
         "annotation 5: found .*0, 9, 0.* as segmentation, expected polygons of at least 3 points",
+    ),
+    "polygons without end": (
+        {"annotations": [TRIANGLE | {"segmentation": [[0, 0, 9, 0, 0, 9]] * 1001}]},
+        "up to 1,000",
     ),
     "words": ({"annotations": [TRIANGLE | {"segmentation": [["a"] * 6]}]}, "expected polygons"),
     "empty": ({"annotations": [TRIANGLE | {"segmentation": []}]}, "expected polygons"),

@@ -116,7 +116,12 @@ WRONG = {
     "a tag": ("r.yaml", "data: !!python/name:os.system", "cannot be read as YAML"),
     "another ending": ("r.json", "{}", r"ends in \.toml, \.yaml or \.yml"),
     "no text": ("r.toml", b"\xff", "cannot be read as TOML"),
-    "too large": ("r.toml", "#" * (2**20 + 1), "expected at most 1048576"),
+    "too large": ("r.toml", "#" * (2**16 + 1), "expected at most 65536"),
+    "a key of keys": ("r.toml", "a" + ".a" * 32_000 + " = 1", "a line with more than 500 dots"),
+    "YAML minutes": ("r.yaml", "steps: 1" + ":59" * 20_000, "steps: found '1:59:59.*whole number"),
+    "YAML seconds": ("r.yaml", "learning_rate: 1" + ":59" * 20_000 + ".5", "found '1:59.* finite"),
+    "digits": ("r.toml", "steps = 0x" + "f" * 60_000, r"TOML \(Exceeds the limit"),
+    "YAML digits": ("r.yaml", "steps: 0b" + "1" * 60_000, r"YAML \(Exceeds the limit"),
 }
 
 

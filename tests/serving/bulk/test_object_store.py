@@ -16,7 +16,8 @@ from saccade.core.errors import SaccadeError
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.bulk.place import Place
-from saccade.serving.bulk.sources import BulkSource, Columns, ModelInputs
+from saccade.serving.bulk.plan import Columns, ModelInputs
+from saccade.serving.bulk.sources import BulkSource
 
 pytest.importorskip("pyarrow")
 pa = pytest.importorskip("pyarrow")
