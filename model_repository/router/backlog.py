@@ -13,6 +13,7 @@ from choose import RequestRefused
 NEGATIVE_US = 2**63
 LONGEST_US = 7 * 24 * 3600 * 10**6
 MAX_REQUESTS = 4 * 64  # four batches of single images
+REQUESTS_A_GROUP = 16  # or as many for each group in flight
 MAX_BYTES = 512 * 2**20
 BEHIND_SHARE = 0.1  # of a lane's time for requests that wait behind others
 QUIET_S = 2.0  # after the last other request, they need not share
@@ -156,7 +157,8 @@ class Backlog:
     small part of the lane's time: another one that arrives would have to wait for them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_flight: int = 1) -> None:
+        self.most = max(MAX_REQUESTS, REQUESTS_A_GROUP * in_flight)
         self._lines: dict[tuple[bool, str], Line] = {}
         self._least = 0.0  # work done for the last served caller before that
         self.others_s = -math.inf  # last arrival of a request that does not wait behind others
@@ -293,7 +295,7 @@ class Backlog:
 
     def _is_full(self, ticket: Ticket) -> bool:
         size = sum(line.size for line in self._lines.values())
-        return self.requests >= MAX_REQUESTS or size + ticket.size > MAX_BYTES
+        return self.requests >= self.most or size + ticket.size > MAX_BYTES
 
     def _remove(self, key: tuple[bool, str], at: int) -> Ticket:
         ticket = self._lines[key].remove(at)

@@ -117,7 +117,7 @@ class Lane:
         self.decoders = max(1, decoders)
         self._answer, self._wake, self._decodes = answer, wake, decoders > 0
         self._group_rows = group_rows
-        self._backlog = Backlog()
+        self._backlog = Backlog(in_flight)
         self._flights: dict[int, Flight] = {}  # by thread
         self._begun = 0  # groups so far
         self._upcoming: deque[Ticket] | None = None  # to decode next; None: to be looked up

@@ -38,6 +38,8 @@ from routes import Route, Routes
 
 PROBE = "saccade_probe"  # parameter of a request for a report of the lanes, and nothing else
 EXPIRE_EVERY_S = 0.02
+# For this many instances, one more group is in flight: some are on their way to or from a model.
+SPARE_PART = 8
 
 
 class TritonPythonModel:
@@ -68,7 +70,7 @@ class TritonPythonModel:
                 route.name,
                 self._answer_of(route, role),
                 group_rows=route.run_batch,
-                in_flight=route.instances,
+                in_flight=route.instances + route.instances // SPARE_PART,
                 decoders=self.pool.threads if component.encoded else 0,
                 wake=self.pool.wake,
             )
