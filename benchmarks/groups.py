@@ -64,8 +64,8 @@ REAL = {
     "b": PRESETS["vit-b16"],
     "l": replace(PRESETS["vit-b16"], dim=1024, layers=24, heads=16, mlp_dim=4096),
 }
-# Times as long as a window of the small models. A lane refuses what waits for over a minute.
-REAL_WINDOW, REAL_CLIENTS = 20.0, {1: 4, 16: 2}
+REAL_WINDOW = 20.0  # times as long as a window of the small models
+REAL_CLIENTS = {1: 4}  # 16 images of a ViT-L take so long that a lane refuses the next ones
 TIMEOUT_S = 600.0  # a ViT-L takes a second per image
 DATA, ONNX = "signs", runtime_named(DEFAULT)
 CONFIDENCE, STEPS = 0.95, 3
