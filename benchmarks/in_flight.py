@@ -63,7 +63,7 @@ class TritonPythonModel:
 
 
 @contextmanager
-def sleeping(instances: int) -> Iterator[tuple[str, LoadGenerator, int]]:
+def sleeping(instances: int, *, batching: bool) -> Iterator[tuple[str, LoadGenerator, int]]:
     """Serve dummies of both variants; yields the router's name, the load, the process."""
     folder = digits_folder(FOLDER, BUDGETS)
     with tempfile.TemporaryDirectory() as place:
@@ -73,7 +73,8 @@ def sleeping(instances: int) -> Iterator[tuple[str, LoadGenerator, int]]:
             model = repository / manifest.variant.name
             config = read_config(model / "config.pbtxt")
             config.backend, config.default_model_filename = "python", "model.py"
-            for field in ("parameters", "optimization", "model_operations", "model_warmup"):
+            fields = ["parameters", "optimization", "model_operations", "model_warmup"]
+            for field in [*fields, *([] if batching else ["dynamic_batching"])]:
                 config.ClearField(field)
             (model / "config.pbtxt").write_text(str(config))
             code = _MODEL.format(seconds=SLEEP_S[budget], classes=10)
@@ -96,10 +97,10 @@ def waited(arrivals_s: np.ndarray, instances: int, service_s: float) -> np.ndarr
     return np.array(answers)
 
 
-def measured(instances: int, seconds: float) -> dict[str, Any]:
+def measured(instances: int, seconds: float, *, batching: bool) -> dict[str, Any]:
     """Measure the dummies of one number of instances."""
     images = random_images(digits_folder(FOLDER, BUDGETS), 32)
-    with sleeping(instances) as (name, load, pid):
+    with sleeping(instances, batching=batching) as (name, load, pid):
         requests = {
             budget: tuple(encoded_request(name, one[None], budget) for one in images)
             for budget in BUDGETS
@@ -179,6 +180,9 @@ def real(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
 def main() -> None:
     parser = options_of(__doc__, "in_flight", rounds=5, seconds=6.0)
     parser.add_argument("--instances", type=int, nargs="+", default=[16, 64])
+    parser.add_argument(
+        "--unbatched", action="store_true", help="let the server itself form no batches"
+    )
     parser.add_argument("--folder", type=Path, help="artefacts of a real model")
     parser.set_defaults(out=None)  # in_flight.json or in_flight_real.json
     options = parser.parse_args()
@@ -191,7 +195,7 @@ def main() -> None:
         return
     found = []
     for instances in options.instances:
-        found.append(measured(instances, options.seconds))
+        found.append(measured(instances, options.seconds, batching=not options.unbatched))
         print(found[-1], flush=True)
     aims = {
         f"share of the ideal throughput, at least {SHARE}": [x["share_of_ideal"] for x in found],

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from choose import candidates_of
 from forecast import Forecast, Reach
-from lane import Rate, later
+from lane import later
+from pace import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

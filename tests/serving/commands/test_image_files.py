@@ -110,7 +110,7 @@ def test_places_of_the_wrong_kind_are_refused_before_anybody_is_asked(tmp_path, 
     where = ("--model", "m", "--url", "127.0.0.1:9")
     cases = (
         (["segment", str(image), "--out", str(image)], "found a file, expected a folder"),
-        (["show", str(folder), "--out", str(tmp_path / "o.png")], "image (Is a directory)"),
+        (["show", str(folder), "--out", str(tmp_path / "o.png")], "image (found a folder"),
         (["show", str(tmp_path / "no"), "--out", str(tmp_path / "o.png")], "(No such file or dir"),
     )
     for arguments, words in cases:

@@ -49,8 +49,8 @@ class Lane:
     in_flight = decoders = 1
 
     def __init__(self, name, speed, simulation):
-        self.service, self.other_busy = src.lane.ServiceTime(), src.lane.Rate()
-        self.pace, self.decoding = src.lane.Pace(), src.lane.Mean()
+        self.service, self.other_busy = src.pace.ServiceTime(), src.pace.Rate()
+        self.pace, self.decoding = src.pace.Pace(), src.pace.Mean()
         self.name, self.simulation, self.slow = name, simulation, 1.0
         self.unit_s = GROUP / speed / (FIXED + GROUP)
         self.waiting, self.until_s, self.group = deque(), None, []
@@ -268,7 +268,7 @@ def test_other_requests_in_a_lane_count(clock):
     (level,), one = simulation.adaptive._levels.values(), ticket_of(1, clock.now)
     assert simulation.adaptive._fits(level, 0, one, SLO_S, src.adaptive.EASY_LOAD)
     before = simulation.adaptive._load(level, 0, one)
-    simulation.lanes["full", ""].other_busy.add(0.6 * src.lane.RATE_WINDOW_S)  # for a named budget
+    simulation.lanes["full", ""].other_busy.add(0.6 * src.pace.RATE_WINDOW_S)  # for a named budget
     assert simulation.adaptive._load(level, 0, one) == pytest.approx(before + 0.6)
     assert not simulation.adaptive._fits(level, 0, one, SLO_S, src.adaptive.EASY_LOAD)
 

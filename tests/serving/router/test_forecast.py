@@ -7,7 +7,7 @@ from test_adaptive import Simulation, routes_of, ticket_of
 
 
 def test_the_time_of_a_group(clock):
-    service = src.lane.ServiceTime()
+    service = src.pace.ServiceTime()
     assert service.seconds(8) == 0
     for rows in (1, 8, 4, 2, 8, 1, 6, 3) * 4:
         service.add(rows, 0.004 + 0.001 * rows)
@@ -25,8 +25,8 @@ def test_the_time_of_a_group(clock):
 
 
 def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):
-    service = src.lane.ServiceTime()
-    for _ in range(src.lane.AVERAGED_FROM):
+    service = src.pace.ServiceTime()
+    for _ in range(src.pace.AVERAGED_FROM):
         assert service.unsure
         service.add(1, 1.0)
     rests = []
@@ -37,12 +37,12 @@ def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):
         rests.append(clock.now - began_s)
         service.add(1, 1.0)
     assert rests[:3] == pytest.approx(
-        [src.lane.RETRY_S, 2 * src.lane.RETRY_S, 4 * src.lane.RETRY_S], abs=0.3
+        [src.pace.RETRY_S, 2 * src.pace.RETRY_S, 4 * src.pace.RETRY_S], abs=0.3
     )
-    assert rests[-1] == pytest.approx(src.lane.LONGEST_RETRY_S, abs=0.3)
-    clock.now += 2 * src.lane.LONGEST_RETRY_S
+    assert rests[-1] == pytest.approx(src.pace.LONGEST_RETRY_S, abs=0.3)
+    clock.now += 2 * src.pace.LONGEST_RETRY_S
     service.add(1, 0.1)
-    clock.now += src.lane.RETRY_S + 0.1
+    clock.now += src.pace.RETRY_S + 0.1
     assert service.unsure and service.seconds(1) == pytest.approx(0.1, rel=0.1)
 
 
@@ -62,19 +62,19 @@ def test_a_request_of_more_rows_than_a_group_is_a_group_of_its_own(clock):
 
 
 def test_a_rate_forgets_what_was_before_its_window(clock):
-    rate = src.lane.Rate()
+    rate = src.pace.Rate()
     assert rate.per_second == 0.0
     for _ in range(300):
         clock.now += 0.01
         rate.add(2.0)
     assert rate.per_second == pytest.approx(200, rel=0.05)
-    while clock.now < 103 + 2 * src.lane.RATE_WINDOW_S:
+    while clock.now < 103 + 2 * src.pace.RATE_WINDOW_S:
         before = rate.per_second
         clock.now += 0.05
         rate.add(0.5)
         assert rate.per_second < before + 1e-6
     assert rate.per_second == pytest.approx(10, rel=0.15)
-    clock.now += 2 * src.lane.RATE_WINDOW_S
+    clock.now += 2 * src.pace.RATE_WINDOW_S
     assert rate.per_second == 0.0
 
 

@@ -93,7 +93,7 @@ def test_each_request_is_counted_once_by_how_it_ended(busy, pb):
     assert counts in ([6, 3, 2], [6, 4, 2])
 
 
-def test_a_negative_timeout_is_its_callers_own_failure(busy):
+def test_a_negative_timeout_is_its_callers_own_failure(busy, eventually):
     bad, good = (
         Request(timeout=2**64 - 1),
         [Request(png(7), timeout=t) for t in (0, 2**62)],
@@ -103,6 +103,7 @@ def test_a_negative_timeout_is_its_callers_own_failure(busy):
         "invalid",
         "the request's timeout is -1 microseconds, expected 1 or more, or 0 for none",
     )
+    decoded(busy, eventually)
     busy.go.set()
     for request in good:
         assert request.error() is None
@@ -110,13 +111,20 @@ def test_a_negative_timeout_is_its_callers_own_failure(busy):
     assert busy.runs == [1, 2] and all(timeout < 2**63 for timeout in busy.timeouts)
 
 
-def test_a_run_that_fails_is_made_again_for_each_request(busy):
+def test_a_run_that_fails_is_made_again_for_each_request(busy, eventually):
     bad, good = Request(png(255)), Request(png(7))
     execute(busy, [bad, good])
+    decoded(busy, eventually)
     busy.go.set()
     assert bad.error() == ("internal", f"variant '{VARIANT}' failed; see the server's log")
     np.testing.assert_array_equal(good.answer()["logits"], [[7, 7]])
     assert busy.runs == [1, 2, 1, 1]
+
+
+def decoded(router, eventually):
+    """Wait until the images of all waiting requests are pixels."""
+    (lane,) = router.lanes.values()
+    eventually(lambda: lane._backlog.cost[1] < 1e-6 and not lane._ahead, 5)
 
 
 @pytest.fixture
@@ -160,8 +168,7 @@ def test_more_requests_join_what_was_decoded_ahead(busy, decodes, eventually):
     eventually(lambda: len(decodes) == 1, 1)
     execute(busy, [later])
     eventually(lambda: len(decodes) == 2, 1)
-    (lane,) = busy.lanes.values()
-    eventually(lambda: not lane._ahead, 1)
+    decoded(busy, eventually)
     busy.go.set()
     assert first.error() is None and later.error() is None and busy.runs == [1, 2]
 
