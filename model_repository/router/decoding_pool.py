@@ -13,6 +13,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from lane import OWN_MEGAPIXELS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -110,12 +112,14 @@ class DecodingPool:
             found = self._next(large)
             if found is None:
                 signal.wait(seen)
-                continue
-            signal.wake()  # another thread, if there is more
-            self._decode(*found)
+            else:
+                self._decode(*found)
 
-    def _next(self, large: bool) -> tuple[Started, int, float] | None:
-        """Return a request, which of its images is next, and the megapixels of that."""
+    def _next(self, large: bool) -> tuple[Started, range, float] | None:
+        """Return a request, which of its images are next, and their megapixels.
+
+        These are all of a request whose images are small together, otherwise one.
+        """
         with self._choosing:
             candidates = [*self._candidates()]
             if not candidates or len(self._done) > MOST_CALLERS:
@@ -132,9 +136,13 @@ class DecodingPool:
                     continue
                 if (one := started or self._start(lane, ticket)) is None:
                     continue
+                begun = one.given
+                one.given = len(one.decoding) if ticket.megapixels <= OWN_MEGAPIXELS else begun + 1
+                size *= one.given - begun
                 self._note(ticket, size)
-                one.given += 1
-                return one, one.given - 1, size
+                if ticket.megapixels > OWN_MEGAPIXELS:  # small ones mostly wait for Python's lock
+                    self._signals[large].wake()  # another thread
+                return one, range(begun, one.given), size
             return None
 
     def _candidates(self) -> Iterator[tuple[Started | None, Lane, Ticket]]:
@@ -168,15 +176,16 @@ class DecodingPool:
         self._megapixels += size
         self._done[ticket.caller] += size
 
-    def _decode(self, started: Started, index: int, size: float) -> None:
+    def _decode(self, started: Started, indices: range, size: float) -> None:
         error: Exception | None = None
         try:
-            started.decoding.decode(index)
+            for index in indices:
+                started.decoding.decode(index)
         except Exception as raised:
             error = raised
         with self._choosing:
             self._megapixels -= size
-            started.ended += 1
+            started.ended += len(indices)
             started.error = started.error or error
             ended = started.ended == started.given and not started.has_more
             if ended:

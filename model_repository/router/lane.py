@@ -25,8 +25,8 @@ from pace import Mean, Pace, Rate, ServiceTime
 # many of them may wait instead.
 PATIENCE_S, PATIENCE_WORK = 60.0, 32.0
 SURE = 0.9  # share of its time that a request may need: the estimate may be wrong
-# A lane decodes the images of a request itself if they are at most this large and nothing else
-# waits: passing them to another thread would take longer.
+# A lane that is free decodes the images of a request itself if they are at most this large: passing
+# them to another thread would take longer.
 OWN_MEGAPIXELS = 0.5
 LEAST_MEGAPIXELS = 1e-6  # sums of them are not exact
 # A step is one decoded image or one call of the model, during which a lane cannot do anything else.
@@ -116,10 +116,11 @@ class Lane:
             elif not text:
                 self._backlog.add(ticket)
                 self._upcoming = self._upcoming or None
-                free = len(self._flights) < self.in_flight
-                decode = bool(ticket.megapixels) and not (free and self._is_ready(ticket))
-                if not decode:
+                if self._is_ready(ticket):
                     self._changed.notify()
+                busy = len(self._flights) >= self.in_flight
+                next_one = busy and self._backlog.requests <= self._group_rows
+                decode = ticket.megapixels > (0.0 if next_one else OWN_MEGAPIXELS)
             full = self._full() if removed else ""
         if decode:
             self._wake()
@@ -340,8 +341,7 @@ class Lane:
         """Return whether a thread may take a request: its images are decoded, or small."""
         if not (ticket.megapixels and self._decodes):
             return True
-        small = ticket.megapixels <= OWN_MEGAPIXELS and self._backlog.requests == 1
-        return small and id(ticket) not in self._ahead
+        return ticket.megapixels <= OWN_MEGAPIXELS and id(ticket) not in self._ahead
 
     def _begin(self, group: list[Ticket]) -> None:
         work = sum(ticket.work for ticket in group)

@@ -40,6 +40,7 @@ PROBE = "saccade_probe"  # parameter of a request for a report of the lanes, and
 EXPIRE_EVERY_S = 0.02
 # For this many instances, one more group is in flight: some are on their way to or from a model.
 SPARE_PART = 8
+LONG_CALL_S = 0.1  # another call costs about a millisecond
 
 
 class TritonPythonModel:
@@ -288,15 +289,16 @@ class TritonPythonModel:
     ) -> Callable[[str, Arrays, list[str]], Arrays]:
         """Return how to call a model for a group.
 
-        A large request is run in parts, as the variant would do, so that it stops if its time is
-        over.
+        A large request that takes long is run in parts, as the variant would do, so that it stops
+        if its time is over.
         """
         tickets = [ready.ticket for ready in group]
         waits = CallerCheck(tickets[0])
 
         def run(model: str, inputs: Arrays, outputs: list[str]) -> Arrays:
             rows, found = len(next(iter(inputs.values()))), list[Arrays]()
-            edges = np.linspace(0, rows, max(1, -(-rows // most_rows)) + 1).round().astype(int)
+            parts = -(-rows // most_rows) if lane.pace.run.of(rows) > LONG_CALL_S else 1
+            edges = np.linspace(0, rows, parts + 1).round().astype(int)
             for start, stop in pairwise(edges.tolist()):
                 if found:
                     waits.check(f"when {start} of {rows} rows were run")
