@@ -35,7 +35,7 @@ from saccade.serving.bench.options import BenchOptions
 
 BUILT, SHIPPED = Path("build/shipped"), Path("models/shipped")
 RESULT = RESULTS / "shipped.json"
-MOST_BYTES = 6 * 2**20
+MOST_BYTES = 3 * 2**20
 
 
 def _signs(

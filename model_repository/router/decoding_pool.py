@@ -139,7 +139,8 @@ class DecodingPool:
                 begun = one.given
                 one.given = len(one.decoding) if ticket.megapixels <= OWN_MEGAPIXELS else begun + 1
                 size *= one.given - begun
-                self._note(ticket, size)
+                self._megapixels += size
+                self._done[ticket.caller] += size
                 if ticket.megapixels > OWN_MEGAPIXELS:  # small ones mostly wait for Python's lock
                     self._signals[large].wake()  # another thread
                 return one, range(begun, one.given), size
@@ -171,10 +172,6 @@ class DecodingPool:
             return None
         self._started.append(started := Started(decoding))
         return started
-
-    def _note(self, ticket: Ticket, size: float) -> None:
-        self._megapixels += size
-        self._done[ticket.caller] += size
 
     def _decode(self, started: Started, indices: range, size: float) -> None:
         error: Exception | None = None

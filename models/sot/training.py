@@ -4,6 +4,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from saccade.models.training.task import DataSource, Recipe, Task
 # Inputs by name, such as image [n h w c] uint8, with labels [n] int64 or, in a batch of mixed
 # images, targets [n classes] float32.
 Samples = dict[str, np.ndarray]
+KEPT_BYTES = 3 * 2**19  # of calibration signs, half of a shipped file
 SCENE_PX = 48  # 256 calibration images fit into the 3 MiB of a shipped file
 _SEEN = 1_000  # images used for mean and std
 _ONE = (1, 1)  # objects per scene
@@ -110,7 +112,7 @@ def _signs(recipe: Recipe, wanted: ImageInput, validation: int, calibration: int
     def fitted(drawn: tuple[np.ndarray, np.ndarray]) -> Samples:
         return {"image": resized(drawn[0], wanted), "labels": drawn[1]}
 
-    return _endless(
+    source = _endless(
         "signs",
         recipe,
         CLASS_NAMES,
@@ -118,6 +120,9 @@ def _signs(recipe: Recipe, wanted: ImageInput, validation: int, calibration: int
         fitted(signs("validation", validation)),
         fitted(signs("train", calibration)),
     )
+    kept = KEPT_BYTES // source.calibration["image"][0].nbytes
+    fewer = {name: array[:kept] for name, array in source.calibration.items()}
+    return replace(source, calibration=fewer)
 
 
 def _endless(

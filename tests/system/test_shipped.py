@@ -37,7 +37,7 @@ def test_file_is_the_one_on_its_card_and_small(path: Path) -> None:
     (digest,) = re.findall(r"\| file SHA-256 \| `(\w+)` \|", card)
     assert digest == sha256_of(path)
     assert load(path).card["command"] in card
-    assert path.stat().st_size <= 6 * 2**20
+    assert path.stat().st_size <= 3 * 2**20
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
