@@ -14,6 +14,7 @@ import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -47,6 +48,14 @@ def jpeg(size: tuple[int, int]) -> bytes:
     return file.getvalue()
 
 
+def signs_small() -> Path:
+    """Return an artefact folder of a model that takes little; created once and then reused."""
+    folder = BUILD / "signs-small"
+    if not folder.exists():
+        export("shipped:signs-small", ExportOptions(folder, gate="quick"))
+    return folder
+
+
 def bare(data: bytes, wanted: ImageInput, seconds: float) -> float:
     """Return images per second of one process that only decodes."""
     begun, count = time.monotonic(), 0
@@ -75,10 +84,7 @@ def p95(load: LoadGenerator, streams: list[Stream], seconds: float) -> float:
 
 def main() -> None:
     options = options_of(__doc__, "decoding_load", rounds=5, seconds=6.0).parse_args()
-    folder = BUILD / "signs-small"
-    if not folder.exists():
-        export("shipped:signs-small", ExportOptions(folder, gate="quick"))
-    artefact = ArtefactFolder(folder)
+    artefact = ArtefactFolder(folder := signs_small())
     wanted, name = artefact.variants[0].images().wanted(), artefact.model
     photograph, poster, small = (jpeg(size) for size in (PHOTOGRAPH, POSTER, SMALL))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -98,6 +98,7 @@ class Answering:
         self.policies = all_policies(self.routes)
         self.chains = {policy.name: steps_of(self.routes, policy) for policy in self.policies}
         self._kept_choice = lru_cache(KEPT)(self._choice)
+        self._role = lru_cache(KEPT)(partial(component_for, self.family.components()))
 
     def choice(self, text: str, outputs: Iterable[str] = ()) -> RequestChoice:
         """Return what a request's parameters, a JSON object, ask for.
@@ -158,7 +159,7 @@ class Answering:
 
         Raises: RequestRefused if no component takes the inputs.
         """
-        role = component_for(self.family.components(), inputs)
+        role = self._role(frozenset(inputs))
         if not choice.wish or self._adapts(choice, role, set(outputs) - {LANES}):
             return role, choice
         if choice.followed is None:  # `max_latency_ms` then means what it means without load

@@ -28,7 +28,8 @@ SURE = 0.9  # share of its time that a request may need: the estimate may be wro
 # A lane that is free decodes the images of a request itself if they are at most this large: passing
 # them to another thread would take longer.
 OWN_MEGAPIXELS = 0.5
-LEAST_MEGAPIXELS = 1e-6  # sums of them are not exact
+# It always decodes what is at most this large: one small image, which mostly takes Python's lock.
+SMALL_MEGAPIXELS = 0.04
 # A step is one decoded image or one call of the model, during which a lane cannot do anything else.
 STEP_WORK, STEP_MEGAPIXELS = 64.0, 50.0  # the largest legal step
 INPUTS_LOST = "the inputs could not be prepared"
@@ -97,6 +98,7 @@ class Lane:
         self._begun = 0  # groups so far
         self._upcoming: deque[Ticket] | None = None  # to decode next; None: to be looked up
         self._ahead: set[int] = set()  # ids of the requests that the pool decodes
+        self._for_pool = False  # whether some may wait that the pool should decode
         self._changed = threading.Condition(threading.RLock())
         self._closed = False
         self._threads = [
@@ -118,9 +120,11 @@ class Lane:
                 self._upcoming = self._upcoming or None
                 if self._is_ready(ticket):
                     self._changed.notify()
-                busy = len(self._flights) >= self.in_flight
-                next_one = busy and self._backlog.requests <= self._group_rows
-                decode = ticket.megapixels > (0.0 if next_one else OWN_MEGAPIXELS)
+                if self._is_for_pool(ticket):
+                    self._for_pool = True
+                    busy = len(self._flights) >= self.in_flight
+                    next_one = busy and self._backlog.requests <= self._group_rows
+                    decode = next_one or ticket.megapixels > OWN_MEGAPIXELS
             full = self._full() if removed else ""
         if decode:
             self._wake()
@@ -160,7 +164,7 @@ class Lane:
                 self._upcoming = deque(
                     ticket
                     for ticket in self._backlog.upcoming(rows, self.pace.seconds)
-                    if ticket.megapixels and id(ticket) not in self._ahead
+                    if self._is_for_pool(ticket) and id(ticket) not in self._ahead
                 )
             return self._upcoming[0] if self._upcoming else None
 
@@ -332,14 +336,19 @@ class Lane:
 
     def _look_ahead(self) -> bool:
         """Let the pool decode the images of what waits; returns whether there are any."""
-        self._upcoming, files = None, self._backlog.cost[1] > LEAST_MEGAPIXELS
-        if files:
+        self._upcoming = None
+        self._for_pool = self._for_pool and bool(self._backlog.requests)
+        if self._for_pool:
             self._wake()
-        return files
+        return self._for_pool
+
+    def _is_for_pool(self, ticket: Ticket) -> bool:
+        """Return whether the pool decodes the images of a request, if no thread is free."""
+        return self._decodes and ticket.megapixels > SMALL_MEGAPIXELS
 
     def _is_ready(self, ticket: Ticket) -> bool:
         """Return whether a thread may take a request: its images are decoded, or small."""
-        if not (ticket.megapixels and self._decodes):
+        if not self._is_for_pool(ticket):
             return True
         return ticket.megapixels <= OWN_MEGAPIXELS and id(ticket) not in self._ahead
 

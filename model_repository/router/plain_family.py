@@ -5,7 +5,7 @@ Most families need nothing special: a request is for the component whose inputs 
 that needs more adds a `family.py` next to this file, with a class `Family` derived from this one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -139,7 +139,7 @@ def shown(numbers: np.ndarray) -> str:
     return ",".join(str(number) for number in numbers[:8]) + (",..." if numbers.size > 8 else "")
 
 
-def component_for(components: dict[str, ComponentRoute], given: set[str]) -> str:
+def component_for(components: dict[str, ComponentRoute], given: Set[str]) -> str:
     """Return the role of the component that takes these inputs.
 
     Raises: RequestRefused with the inputs found and expected.

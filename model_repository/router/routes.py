@@ -6,6 +6,7 @@ Standard library only.
 """
 
 import json
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -40,7 +41,7 @@ class ComponentRoute(NamedTuple):
         """Inputs that a request must have."""
         return tuple(spec.name for spec in self.inputs if spec.name not in self.optional)
 
-    def fits(self, given: set[str]) -> bool:
+    def fits(self, given: Set[str]) -> bool:
         """Return whether a request with these inputs is for this component."""
         names = {spec.name for spec in self.inputs}
         return set(self.required) <= given <= names

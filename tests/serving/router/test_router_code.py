@@ -40,8 +40,9 @@ def router(pb, tmp_path):
 
 
 @pytest.fixture
-def busy(router):
-    """The same, while a first request is run."""
+def busy(router, monkeypatch):
+    """The same, while a first request is run. The pool decodes images of any size."""
+    monkeypatch.setattr("lane.SMALL_MEGAPIXELS", 0.0)
     router.first = Request()
     execute(router, [router.first])
     while not router.runs:
@@ -161,6 +162,16 @@ def test_the_next_group_is_decoded_while_the_lane_is_busy(busy, decodes, eventua
         np.testing.assert_array_equal(request.answer()["logits"], [[shade, shade]])
     assert busy.runs[:3] == [1, 8, 8] and sum(busy.runs) == 21
     assert sorted(decodes) == sorted(png(n) for n in range(20))
+
+
+def test_a_single_small_image_is_left_to_the_lane(busy, monkeypatch, decodes, eventually):
+    monkeypatch.setattr("lane.SMALL_MEGAPIXELS", 0.04)
+    small, several = Request(png(1)), Request(png(2), png(3))
+    execute(busy, [small, several])
+    eventually(lambda: len(decodes) == 2, 1)
+    assert sorted(decodes) == [png(2), png(3)]
+    busy.go.set()
+    assert small.error() is None and several.error() is None and busy.runs == [1, 3]
 
 
 def test_more_requests_join_what_was_decoded_ahead(busy, decodes, eventually):
