@@ -7,16 +7,20 @@ A dummy takes the place of each variant: it sleeps for a stated time per image, 
 that waits for a GPU or for cores that this machine lacks. Callers that wait for their answers give
 the throughput, beside the ideal of as many instances. Then requests arrive at random (Poisson) at
 0.7 of the ideal, and the times of their answers are compared with those of a simulated queue for as
-many instances, without a router. With --folder, the largest variant of a real model with as many
-instances as cores is called through the router and past it, in turn. Writes results/in_flight.json.
+many instances, without a router. Then all requests follow a policy whose three steps all run, and
+last two variants are called at the same time. With --folder, the largest variant of a real model
+with as many instances as cores is called through the router and past it, in turn. Writes
+results/in_flight.json.
 """
 
 import heapq
+import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +30,16 @@ import numpy as np
 from result_file import RESULTS, commit_and_date, options_of, spread, write_result
 from served_models import QUIET, digits_folder, random_images, under_load
 
-from saccade.core.machine import cores, cpu_seconds, family_of, this_machine
+from saccade.core.machine import cores, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.model_repository.router.routes import PolicyRoute, StepRoute
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
-from saccade.serving.bench.load_requests import encoded_request, tensor_request
+from saccade.serving.bench.load_requests import (
+    encoded_request,
+    png_files,
+    request,
+    tensor_request,
+)
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.model_config import read_config
 from saccade.serving.repository.options import RepositoryOptions
@@ -39,8 +49,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from open_load import Arrivals, OpenLoad
 from tiny_artefacts import rehash
 
-FOLDER, BUDGETS = "nac-two", (1.0, 0.125)
-SLEEP_S = {1.0: 0.05, 0.125: 0.01}
+FOLDER, BUDGETS = "nac-three", (1.0, 0.5, 0.125)
+SLEEP_S = {1.0: 0.05, 0.5: 0.02, 0.125: 0.01}
+BESIDE = (1.0, 0.125)  # of the budgets, those that are called at the same time
+POLICY = "three-steps"
 LOAD, SHARE, TIMES = 0.7, 0.95, 1.5  # of the ideal; the aims
 QUEUED = 100_000  # simulated arrivals
 _MODEL = """
@@ -55,7 +67,7 @@ class TritonPythonModel:
             rows = len(pb.get_input_tensor_by_name(one, "image").as_numpy())
             time.sleep({seconds} * rows)
             answers.append(pb.InferenceResponse([
-                pb.Tensor(name, np.full((rows, {classes}), 0.1, np.float32))
+                pb.Tensor(name, np.full((rows, {classes}), 0.1, np.float32))  # never confident
                 for name in one.requested_output_names()
             ]))
         return answers
@@ -63,8 +75,8 @@ class TritonPythonModel:
 
 
 @contextmanager
-def sleeping(instances: int, *, batching: bool) -> Iterator[tuple[str, LoadGenerator, int]]:
-    """Serve dummies of both variants; yields the router's name, the load, the process."""
+def sleeping(instances: int, *, batching: bool) -> Iterator[tuple[str, LoadGenerator]]:
+    """Serve dummies of both variants; yields the router's name and the load."""
     folder = digits_folder(FOLDER, BUDGETS)
     with tempfile.TemporaryDirectory() as place:
         repository = Path(place) / "repository"
@@ -79,12 +91,30 @@ def sleeping(instances: int, *, batching: bool) -> Iterator[tuple[str, LoadGener
             (model / "config.pbtxt").write_text(str(config))
             code = _MODEL.format(seconds=SLEEP_S[budget], classes=10)
             (model / "1" / "model.py").write_text(code)
+        add_policy(repository / ArtefactFolder(folder).model / "1" / "routes.json")
         rehash(repository)
         with (
             Server(repository, QUIET) as server,
             LoadGenerator(server.url, server_pid=server.pid) as load,
         ):
-            yield ArtefactFolder(folder).model, load, server.pid
+            yield ArtefactFolder(folder).model, load
+
+
+def add_policy(path: Path) -> None:
+    """Add a policy whose chain has all variants to the routes."""
+    routes = json.loads(path.read_text())
+    variants = sorted(routes["variants"], key=lambda variant: variant["budget"])
+    steps = [
+        StepRoute(variant["name"], variant["sha256"], 0.9, 1.0, end_share=0.0)
+        for variant in variants[:-1]
+    ]
+    full = variants[-1]["name"]
+    last = StepRoute(full, variants[-1]["sha256"], None, 1.0, end_share=1.0)
+    policy = PolicyRoute(
+        POLICY, "full", 0.95, 0.01, 0.01, "top1", full, sum(SLEEP_S.values()), (*steps, last)
+    )
+    routes["policies"] = [asdict(policy)]
+    path.write_text(json.dumps(routes))
 
 
 def waited(arrivals_s: np.ndarray, instances: int, service_s: float) -> np.ndarray:
@@ -100,21 +130,19 @@ def waited(arrivals_s: np.ndarray, instances: int, service_s: float) -> np.ndarr
 def measured(instances: int, seconds: float, *, batching: bool) -> dict[str, Any]:
     """Measure the dummies of one number of instances."""
     images = random_images(digits_folder(FOLDER, BUDGETS), 32)
-    with sleeping(instances, batching=batching) as (name, load, pid):
+    with sleeping(instances, batching=batching) as (name, load):
         requests = {
             budget: tuple(encoded_request(name, one[None], budget) for one in images)
             for budget in BUDGETS
         }
         ideal = {budget: instances / sleep for budget, sleep in SLEEP_S.items()}
         alone = Stream("alone", name, 2 * instances, requests[1.0])
-        before_s = sum(cpu_seconds(family_of(pid)).values())
         found = refuse_errors(load.run([alone], seconds=seconds, warmup_s=1.0), load.url)
-        cpu_s = sum(cpu_seconds(family_of(pid)).values()) - before_s
         result: dict[str, Any] = {
             "instances": instances,
             "requests_per_second": found.rate,
             "share_of_ideal": found.rate / ideal[1.0],
-            "server_cores": cpu_s / (seconds + 1.0),
+            "server_cores": sum(found.server_cpu_s.values()) / found.seconds,
         }
         rate = LOAD * ideal[1.0]
         with OpenLoad(load.url) as open_load:
@@ -133,10 +161,21 @@ def measured(instances: int, seconds: float, *, batching: bool) -> dict[str, Any
         result["times_the_queue"] = (
             result["at_load"]["p99_ms"] / result["at_load"]["p99_of_the_queue_ms"]
         )
+        files = {"image": png_files(images[:1])}
+        chain = (request(name, files, ("probabilities",), {"policy": POLICY}),)
+        # Enough callers for the last step, from which each request is away for the others.
+        callers = round(2 * instances * sum(SLEEP_S.values()) / SLEEP_S[1.0])
+        three = Stream("policy", name, callers, chain)
+        found = refuse_errors(load.run([three], seconds=seconds, warmup_s=1.0), load.url)
+        result["policy"] = {
+            "share_of_ideal": found.rate / ideal[1.0],
+            "server_cores": sum(found.server_cpu_s.values()) / found.seconds,
+            "p99_ms": float(np.percentile(found.only.latencies_ms, 99)),
+        }
         # The cheap variant beside the expensive one, each with callers for half of its instances.
         beside = [
             Stream(f"budget {budget:g}", name, instances // 2, requests[budget])
-            for budget in BUDGETS
+            for budget in BESIDE
         ]
         both = refuse_errors(load.run(beside, seconds=seconds, warmup_s=1.0), load.url)
         result["side_by_side"] = {
@@ -146,7 +185,7 @@ def measured(instances: int, seconds: float, *, batching: bool) -> dict[str, Any
                 / (instances // 2 / SLEEP_S[budget]),
                 "p99_ms": float(np.percentile(both.streams[one.name].latencies_ms, 99)),
             }
-            for one, budget in zip(beside, BUDGETS, strict=True)
+            for one, budget in zip(beside, BESIDE, strict=True)
         }
     return result
 
@@ -199,6 +238,9 @@ def main() -> None:
         print(found[-1], flush=True)
     aims = {
         f"share of the ideal throughput, at least {SHARE}": [x["share_of_ideal"] for x in found],
+        f"the same of a policy of three steps, at least {SHARE}": [
+            x["policy"]["share_of_ideal"] for x in found
+        ],
         f"p99 at {LOAD} of it, at most {TIMES} times the queue's": [
             x["times_the_queue"] for x in found
         ],

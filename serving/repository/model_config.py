@@ -64,15 +64,23 @@ def data_type(dtype: str) -> int:
     return int(messages().DataType.Value(_TYPES[dtype]))
 
 
-def set_batches(config: Any, max_batch: int, *, preferred: int = 1) -> None:
-    """Set the largest and the preferred batch of a model, and what all models have in common."""
+def set_batches(config: Any, max_batch: int, *, preferred: int) -> None:
+    """Set the largest and the preferred batch of a model.
+
+    With a preferred size the server does not join calls that have it already, which would leave
+    other instances without work.
+    """
     config.max_batch_size = max_batch
-    config.version_policy.specific.versions.append(1)
-    config.response_cache.enable = False
+    set_common_fields(config)
     batching = config.dynamic_batching
     batching.max_queue_delay_microseconds = 0
-    if preferred > 1:
-        batching.preferred_batch_size.append(preferred)
+    batching.preferred_batch_size.append(preferred)
+
+
+def set_common_fields(config: Any) -> None:
+    """Set what all models have in common."""
+    config.version_policy.specific.versions.append(1)
+    config.response_cache.enable = False
 
 
 def on_gpu(config: Any) -> bool:

@@ -31,7 +31,7 @@ from saccade.serving.repository.model_config import (
     config_text,
     dims_of,
     messages,
-    set_batches,
+    set_common_fields,
     type_of,
 )
 from saccade.serving.repository.policies import ADAPTIVE, KEY, MONITOR
@@ -163,11 +163,11 @@ def router_text(plan: RouterPlan) -> str:
         for output in ("certified", "degraded"):
             config.output.add(name=output, data_type="TYPE_BOOL", dims=[1])
     config.output.add(name=LANES, data_type="TYPE_UINT8", dims=[-1])
-    set_batches(config, plan.max_images)
+    # One request at a time: the lanes make the batches. Passing several at a time to the router
+    # costs as much, and the server would refuse all of them for a broken one, with its message.
+    config.max_batch_size = plan.max_images
+    set_common_fields(config)
     config.instance_group.add(count=1, kind="KIND_CPU")
-    # One request at a time: if one request of a batch is broken, the server refuses the whole
-    # batch with that request's message. The lanes make the batches.
-    config.ClearField("dynamic_batching")
     return config_text(config)
 
 

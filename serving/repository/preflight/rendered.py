@@ -226,7 +226,7 @@ def _largest(fields: dict[str, Any]) -> int:
 
 
 def _run_batch(model: RepositoryModel) -> int:
-    """Return the preferred batch size; it is not written where it is 1."""
+    """Return the preferred batch size."""
     sizes = _value_at(model.fields, f"{_BATCHING}.preferred_batch_size") or [1]
     return sizes[0] if _whole(1, _largest(model.fields)).fit(sizes[0]) else 1
 

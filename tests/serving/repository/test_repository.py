@@ -115,6 +115,12 @@ def test_the_frontier_reaches_the_router_and_the_batch_sizes(folder, out):
     assert list(config_of(out, NAMES[0]).dynamic_batching.preferred_batch_size) == [16]
 
 
+def test_the_server_joins_no_calls_of_single_images_if_those_run_fastest(folder, out):
+    deploy(folder, RepositoryOptions(out, run_batch=1, instance_count=2))
+    batching = config_of(out, NAMES[0]).dynamic_batching
+    assert list(batching.preferred_batch_size) == [1], "else one instance would run both calls"
+
+
 def test_measurements_of_several_devices(folder, out):
     ArtefactFolder(folder).merge(measured(folder))
     ArtefactFolder(folder).merge(measured(folder, device="another", best_batch=4))
