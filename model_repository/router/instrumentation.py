@@ -89,6 +89,7 @@ class Instrumentation:
     @contextmanager
     def calls_for(self, tickets: list[Ticket]) -> Iterator[None]:
         """Attribute all calls of this thread inside the context to these requests."""
+        before = getattr(_calling, "senders", ())  # of a large request, between whose parts this is
         if self.spans:
             _calling.senders = [
                 ticket.sender.watched for ticket in tickets if ticket.sender.watched.span
@@ -96,7 +97,7 @@ class Instrumentation:
         try:
             yield
         finally:
-            _calling.senders = ()
+            _calling.senders = before
 
     def close(self) -> None:
         """Send the waiting spans, within the time limit."""

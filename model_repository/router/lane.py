@@ -50,14 +50,20 @@ class Waiting(NamedTuple):
 class Flight:
     """A group between its start and its answer."""
 
-    __slots__ = ("began_s", "decoding_s", "expected_s", "number", "other", "step_s", "to_decode")
+    __slots__ = (
+        *("began_s", "between", "decoding_s", "expected_s", "number", "other", "step_s"),
+        "to_decode",
+    )
 
-    def __init__(self, number: int, expected_s: float, to_decode: float, other: float) -> None:
+    def __init__(
+        self, number: int, expected_s: float, to_decode: float, other: float, *, between: bool
+    ) -> None:
         """`number` groups of the lane began before.
 
         `to_decode` is the work whose images are still files, `other` the share of others.
+        `between`: it is answered between two parts of another group, which has the same number.
         """
-        self.number = number
+        self.number, self.between = number, between
         self.began_s = self.step_s = time.monotonic()
         self.expected_s, self.to_decode, self.other = expected_s, to_decode, other
         self.decoding_s = 0.0
@@ -148,6 +154,34 @@ class Lane:
         """Note progress of this thread's group: an image was decoded, or a call returned."""
         if flight := self._flights.get(threading.get_ident()):
             flight.step_s = time.monotonic()
+
+    def answer_others(self, ticket: Ticket, left: float) -> None:
+        """Answer a group of other callers between two parts of this thread's large request.
+
+        Nothing is done if the `left` work of the request would then end too late.
+        """
+        with self._changed:
+            spare_s = ticket.left_s - self.pace.run.of(left)
+            outer = self._flights[threading.get_ident()]
+            if outer.between or spare_s < self.pace.run.of(self._group_rows):
+                return
+            group = self._backlog.take(
+                self._group_rows,
+                self.pace.seconds,
+                lambda other: (
+                    other.caller != ticket.caller
+                    and other.rows <= self._group_rows
+                    and self._is_ready(other)
+                ),
+            )
+            if not group:
+                return
+            self._begin(group, outer)
+        began_s = time.monotonic()
+        self._run(group)
+        with self._changed:
+            outer.began_s += time.monotonic() - began_s
+            self._flights[threading.get_ident()] = outer
 
     def decoded(self, megapixels: float, seconds: float) -> None:
         """Note how long decoding took, which is not counted as the model's time."""
@@ -295,13 +329,16 @@ class Lane:
 
     def _serve(self) -> None:
         while group := self._next_group():
-            try:
-                work = self._answer(self, group)
-            except Exception as error:  # the thread must continue for the other requests
-                work = 0.0
-                for ticket in group:
-                    fail(ticket.sender, f"the lane of variant '{self.name}' failed", error)
-            self._note(work)
+            self._run(group)
+
+    def _run(self, group: list[Ticket]) -> None:
+        try:
+            work = self._answer(self, group)
+        except Exception as error:  # the thread must continue for the other requests
+            work = 0.0
+            for ticket in group:
+                fail(ticket.sender, f"the lane of variant '{self.name}' failed", error)
+        self._note(work)
 
     def _note(self, work: float) -> None:
         with self._changed:
@@ -352,15 +389,16 @@ class Lane:
             return True
         return ticket.megapixels <= OWN_MEGAPIXELS and id(ticket) not in self._ahead
 
-    def _begin(self, group: list[Ticket]) -> None:
+    def _begin(self, group: list[Ticket], outer: Flight | None = None) -> None:
         work = sum(ticket.work for ticket in group)
         megapixels = sum(ticket.megapixels for ticket in group)
         other = sum(ticket.work for ticket in group if ticket.adapted is None)
         self._flights[threading.get_ident()] = Flight(
-            self._begun,
+            outer.number if outer else self._begun,
             self.pace.seconds(work, megapixels),
             sum(ticket.work for ticket in group if ticket.megapixels),
             other / work if work else 0.0,
+            between=outer is not None,
         )
         self._begun += 1
 

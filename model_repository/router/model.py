@@ -289,8 +289,8 @@ class TritonPythonModel:
     ) -> Callable[[str, Arrays, list[str]], Arrays]:
         """Return how to call a model for a group.
 
-        A large request that takes long is run in parts, as the variant would do, so that it stops
-        if its time is over.
+        A large request that takes long is run in parts, as the variant would do. It stops if its
+        time is over, and others are answered in between.
         """
         tickets = [ready.ticket for ready in group]
         waits = CallerCheck(tickets[0])
@@ -305,6 +305,7 @@ class TritonPythonModel:
             for start, stop in pairwise(edges.tolist()):
                 if found:
                     waits.check(f"when {start} of {rows} rows were run")
+                    lane.answer_others(tickets[0], (rows - start) / rows * tickets[0].work)
                 part = {name: array[start:stop] for name, array in inputs.items()}
                 found.append(call(model, part, outputs, remaining_us(tickets)))
                 lane.step()

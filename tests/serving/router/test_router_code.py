@@ -423,3 +423,34 @@ def test_what_will_be_refused_costs_nothing(pb):
     assert src.decoding.expected_megapixels([header(50)] * 21, wanted) == pytest.approx(
         21 * src.decoding.IMAGE_MEGAPIXELS
     )
+
+
+def test_others_are_answered_between_the_parts_of_a_large_request(router, pb, eventually):
+    lane, run, ended = router.lanes[VARIANT, ""], pb.answer, []
+    pb.answer = lambda asked: (ended.append(lane.report()["groups"]), run(asked))[1]
+    lane.pace.run.add(1, 0.1)
+    large = Request(*[png(shade) for shade in range(20)], identity="large/1")
+    execute(router, [large])
+    eventually(lambda: router.runs, 1)
+    own, other = Request(png(3), identity="large/2"), Request(png(4), identity="small/1")
+    execute(router, [own, other])
+    router.go.set()
+    np.testing.assert_array_equal(large.answer()["logits"][:, 0], range(20))
+    assert own.answer()["logits"][0, 0] == 3 and other.answer()["logits"][0, 0] == 4
+    assert router.runs == [7, 1, 6, 7, 1] and ended[:4] == [0, 0, 0, 0]
+    eventually(lambda: lane.idle, 1)
+    assert lane.report()["begun"] == lane.report()["groups"] == 3
+
+
+def test_others_do_not_make_a_large_request_late(router, eventually):
+    lane = router.lanes[VARIANT, ""]
+    lane.pace.run.add(1, 0.1)
+    large = Request(*[png()] * 20, identity="large/1", timeout=60_000_000)
+    execute(router, [large])
+    eventually(lambda: router.runs, 1)
+    other = Request(png(4), identity="small/1")
+    execute(router, [other])
+    lane.pace.run = src.pace.Mean()
+    lane.pace.run.add(1, 3.0)  # 13 images are left in 60 s, and a whole group of others takes 24
+    router.go.set()
+    assert large.error() is None and other.error() is None and router.runs == [7, 6, 1, 7]
