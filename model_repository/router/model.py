@@ -34,12 +34,10 @@ from monitor import PolicyMonitor
 from outcomes import ANSWERED, ASK_EVERY_S, BUSY, INVALID_REQUEST, TIMEOUT, CallerCheck, Refused
 from PIL import Image
 from relay import Relay, StepSender, count_adapted
-from routes import Route, Routes
+from routes import Route, Routes, groups_in_flight
 
 PROBE = "saccade_probe"  # parameter of a request for a report of the lanes, and nothing else
 EXPIRE_EVERY_S = 0.02
-# For this many instances, one more group is in flight: some are on their way to or from a model.
-SPARE_PART = 8
 LONG_CALL_S = 0.1  # another call costs about a millisecond
 
 
@@ -71,7 +69,7 @@ class TritonPythonModel:
                 route.name,
                 self._answer_of(route, role),
                 group_rows=route.run_batch,
-                in_flight=route.instances + route.instances // SPARE_PART,
+                in_flight=groups_in_flight(route.instances),
                 decoders=self.pool.threads if component.encoded else 0,
                 wake=self.pool.wake,
             )

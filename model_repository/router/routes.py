@@ -18,6 +18,8 @@ RUN_FOLDER = "SACCADE_RUN_FOLDER"
 # The policy of a request that allows no risk, or less than any policy is certified for. No
 # calibration can write a policy of this name, because their names contain no space.
 FULL = "full model"
+# For this many instances, one more group is in flight: some are on their way to or from a model.
+SPARE_PART = 8
 
 
 class TensorRoute(NamedTuple):
@@ -183,6 +185,11 @@ class Routes(NamedTuple):
         full = self.named(first.full)
         step = StepRoute(full.name, full.sha256, None, 1.0)
         return replace(first, name=FULL, risk=0.0, bound=0.0, steps=(step,))
+
+
+def groups_in_flight(instances: int) -> int:
+    """Return how many groups of requests a lane gives to the instances of its model."""
+    return instances + instances // SPARE_PART
 
 
 def read_routes(path: Path) -> Routes:

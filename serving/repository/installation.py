@@ -17,6 +17,7 @@ from typing import Any
 from saccade.core.errors import MissingPackage, SaccadeError, install
 from saccade.exporter.runtimes.gpu import gpus
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
+from saccade.model_repository.router.routes import groups_in_flight
 from saccade.serving.repository.model_config import read_config
 from saccade.serving.repository.runtimes.registry import served_names, served_runtime
 
@@ -25,6 +26,7 @@ OLDEST_GLIBC = (2, 35)
 BUNDLED_LINE = "24.10"
 RELEASE = "26.07"  # NVIDIA's container that docker/Dockerfile pins
 LIBRARIES = PurePosixPath("/opt/saccade/lib")  # folder inside that container
+ANSWERING_THREADS = 4  # of the server, for each Python model, besides those for its calls
 _ELSEWHERE = (
     "The server runs on Linux with glibc 2.35 or newer (Ubuntu 22.04, Debian 12). "
     "Here you can still export, verify, and call a server that runs elsewhere (--url)."
@@ -205,6 +207,7 @@ class Requirements:
     runtimes: tuple[str, ...] = ()
     rate_limit: bool = False
     op_libraries: tuple[str, ...] = ()
+    calls: int | None = None  # that the router may make at the same time, if it is known
 
     @property
     def arguments(self) -> list[str]:
@@ -212,6 +215,11 @@ class Requirements:
         arguments = [
             word for name in self.runtimes for word in served_runtime(name).server_arguments
         ]
+        if self.calls is not None:
+            # A call occupies a thread. By default there are 32, which limit the calls, and which
+            # are woken in turn: with a few, the server takes a fifth less CPU time per request.
+            threads = self.calls + ANSWERING_THREADS
+            arguments.append(f"--backend-config=python,thread-pool-size={threads}")
         if self.rate_limit:
             # Without it the server ignores the resource that models on one GPU share.
             arguments.append("--rate-limit=execution_count")
@@ -233,6 +241,7 @@ def requirements_of(repository: Path) -> Requirements:
         runtimes=needy,
         rate_limit=any(group.HasField("rate_limiter") for group in groups),
         op_libraries=tuple(sorted(libraries)),
+        calls=sum(groups_in_flight(max(1, group.count)) for group in groups) or None,
     )
 
 

@@ -164,10 +164,11 @@ def test_a_path_with_a_comma_is_one_field(written):
 @pytest.mark.parametrize(
     "config, requirements",
     [
-        (CPU, Requirements()),
-        (GPU, Requirements(gpu=True)),
-        (PLAN, Requirements(gpu=True, runtimes=("tensorrt",))),
-        (SHARED, Requirements(gpu=True, runtimes=("tensorrt",), rate_limit=True)),
+        (CPU, Requirements(calls=1)),
+        (CPU.replace("count: 1", "count: 16"), Requirements(calls=18)),
+        (GPU, Requirements(gpu=True, calls=1)),
+        (PLAN, Requirements(gpu=True, runtimes=("tensorrt",), calls=1)),
+        (SHARED, Requirements(gpu=True, runtimes=("tensorrt",), rate_limit=True, calls=1)),
         (WITH_LIBRARY % "lib.so", Requirements(op_libraries=("lib.so",))),
     ],
 )
@@ -215,6 +216,8 @@ def test_a_server_that_saccade_does_not_bring_is_told_what_plans_need(
     assert "--grpc-address=127.0.0.1" in words
     assert words[-2:] == tuple(container_arguments(requirements_of(folder))[-2:])
     assert words[-1] == "--rate-limit=execution_count"
+    # Each group in flight takes a thread of the server, and so does each answer that is sent.
+    assert "--backend-config=python,thread-pool-size=5" in words
 
 
 def test_a_cache_that_cannot_be_used_is_refused(
