@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure how much of a large machine the router can carry, with variants that sleep.
 
-    python benchmarks/in_flight.py [--instances 16 64] [--folder ARTEFACTS]
+    python benchmarks/in_flight.py [--instances 16 64] [--slower 4] [--folder ARTEFACTS]
 
 A dummy takes the place of each variant: it sleeps for a stated time per image, as a process does
 that waits for a GPU or for cores that this machine lacks. Callers that wait for their answers give
@@ -75,7 +75,7 @@ class TritonPythonModel:
 
 
 @contextmanager
-def sleeping(instances: int, *, batching: bool) -> Iterator[tuple[str, LoadGenerator]]:
+def sleeping(instances: int, slower: float) -> Iterator[tuple[str, LoadGenerator]]:
     """Serve dummies of both variants; yields the router's name and the load."""
     folder = digits_folder(FOLDER, BUDGETS)
     with tempfile.TemporaryDirectory() as place:
@@ -86,10 +86,10 @@ def sleeping(instances: int, *, batching: bool) -> Iterator[tuple[str, LoadGener
             config = read_config(model / "config.pbtxt")
             config.backend, config.default_model_filename = "python", "model.py"
             fields = ["parameters", "optimization", "model_operations", "model_warmup"]
-            for field in [*fields, *([] if batching else ["dynamic_batching"])]:
+            for field in fields:
                 config.ClearField(field)
             (model / "config.pbtxt").write_text(str(config))
-            code = _MODEL.format(seconds=SLEEP_S[budget], classes=10)
+            code = _MODEL.format(seconds=slower * SLEEP_S[budget], classes=10)
             (model / "1" / "model.py").write_text(code)
         add_policy(repository / ArtefactFolder(folder).model / "1" / "routes.json")
         rehash(repository)
@@ -127,15 +127,15 @@ def waited(arrivals_s: np.ndarray, instances: int, service_s: float) -> np.ndarr
     return np.array(answers)
 
 
-def measured(instances: int, seconds: float, *, batching: bool) -> dict[str, Any]:
+def measured(instances: int, seconds: float, slower: float) -> dict[str, Any]:
     """Measure the dummies of one number of instances."""
     images = random_images(digits_folder(FOLDER, BUDGETS), 32)
-    with sleeping(instances, batching=batching) as (name, load):
+    with sleeping(instances, slower) as (name, load):
         requests = {
             budget: tuple(encoded_request(name, one[None], budget) for one in images)
             for budget in BUDGETS
         }
-        ideal = {budget: instances / sleep for budget, sleep in SLEEP_S.items()}
+        ideal = {budget: instances / slower / sleep for budget, sleep in SLEEP_S.items()}
         alone = Stream("alone", name, 2 * instances, requests[1.0])
         found = refuse_errors(load.run([alone], seconds=seconds, warmup_s=1.0), load.url)
         result: dict[str, Any] = {
@@ -150,7 +150,7 @@ def measured(instances: int, seconds: float, *, batching: bool) -> dict[str, Any
         refused = {status: len(times) for status, times in sent.failed_ms.items()}
         assert not refused, f"{refused}: {sent.first_errors}"
         gaps_s = np.random.default_rng(0).exponential(1 / rate, QUEUED)
-        queued = 1e3 * waited(gaps_s.cumsum(), instances, SLEEP_S[1.0])
+        queued = 1e3 * waited(gaps_s.cumsum(), instances, slower * SLEEP_S[1.0])
         result["at_load"] = {
             "load": LOAD,
             "p50_ms": float(np.percentile(sent.answered_ms, 50)),
@@ -182,7 +182,7 @@ def measured(instances: int, seconds: float, *, batching: bool) -> dict[str, Any
             one.name: {
                 "share_of_ideal": len(both.streams[one.name].latencies_ms)
                 / both.seconds
-                / (instances // 2 / SLEEP_S[budget]),
+                / (ideal[budget] / 2),
                 "p99_ms": float(np.percentile(both.streams[one.name].latencies_ms, 99)),
             }
             for one, budget in zip(beside, BESIDE, strict=True)
@@ -220,7 +220,7 @@ def main() -> None:
     parser = options_of(__doc__, "in_flight", rounds=5, seconds=6.0)
     parser.add_argument("--instances", type=int, nargs="+", default=[16, 64])
     parser.add_argument(
-        "--unbatched", action="store_true", help="let the server itself form no batches"
+        "--slower", type=float, default=1.0, help="factor for the times that variants sleep"
     )
     parser.add_argument("--folder", type=Path, help="artefacts of a real model")
     parser.set_defaults(out=None)  # in_flight.json or in_flight_real.json
@@ -234,7 +234,7 @@ def main() -> None:
         return
     found = []
     for instances in options.instances:
-        found.append(measured(instances, options.seconds, batching=not options.unbatched))
+        found.append(measured(instances, options.seconds, options.slower))
         print(found[-1], flush=True)
     aims = {
         f"share of the ideal throughput, at least {SHARE}": [x["share_of_ideal"] for x in found],
@@ -245,7 +245,8 @@ def main() -> None:
             x["times_the_queue"] for x in found
         ],
     }
-    write_result(out, {**machine, "sleep_s": list(SLEEP_S.values()), "runs": found, "aims": aims})
+    sleep_s = [options.slower * sleep for sleep in SLEEP_S.values()]
+    write_result(out, {**machine, "sleep_s": sleep_s, "runs": found, "aims": aims})
     for aim, values in aims.items():
         print(f"{aim}: {values}")
 

@@ -27,8 +27,10 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0]).resolve()
     cases = cases_of(folder.name)
     failures = cases.check(folder)
-    print("\n".join(failures))
-    print(f"{folder.name}: {cases.count(folder)} cases, {len(failures)} failures")
+    left_out = getattr(cases, "left_out", lambda _: {})(folder)
+    print("\n".join([*failures, *(f"{name}: left out, {why}" for name, why in left_out.items())]))
+    rest = f", {len(left_out)} left out" if left_out else ""
+    print(f"{folder.name}: {cases.count(folder)} cases, {len(failures)} failures{rest}")
     return 1 if failures else 0
 
 

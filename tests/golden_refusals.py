@@ -13,11 +13,13 @@ from saccade.core.errors import SaccadeError
 
 
 def lines_of(name: str, run: Callable[[], Iterable[str]]) -> list[str]:
-    """Return the failures that a case reports, including a refusal."""
+    """Return the failures that a case reports; a refusal or any other error is one too."""
     try:
         return list(run())
     except SaccadeError as error:
         return [f"{name}: refused: {error}"]
+    except Exception as error:
+        return [f"{name}: cannot be computed: {error!r:.200}"]
 
 
 def arrays_of(folder: Path, case: dict[str, Any]) -> dict[str, np.ndarray]:

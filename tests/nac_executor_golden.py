@@ -175,7 +175,10 @@ def run_read_out(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tens
     shared = "latent_attention.sender_layernorm.weight" not in leaves
     rows = nac.circuit_rows("", shared_norm=shared)
     reading = placed(case, leaves, "read_out.", rows)
-    config = layer_config(case, readout_modules=3, **nac_forms.last_fields(reading, "read_out."))
+    count = inputs["states"].shape[1]
+    config = layer_config(
+        case, readout_modules=count, **nac_forms.last_fields(reading, "read_out.")
+    )
     layers: dict[str, nn.Module] = {"read_out": parts.ReadOut(config), "kernel": Kernel(config)}
     layers["read_out"].pool = nn.Identity()  # the authors' pooling is a layer of its own
     if config.confidence == "first":
@@ -261,7 +264,12 @@ def run_model(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors
 def run_pool(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
     """Confidences and the last layer."""
     given = case["config"]
-    config = NACConfig(dim=given["state_dim"], classes=given["output_dim"], readout_modules=3)
+    config = NACConfig(
+        dim=given["state_dim"],
+        **dict.fromkeys(("heads", "read_heads"), 1),  # of no layer here, but they have to fit
+        classes=given["output_dim"],
+        readout_modules=inputs["states"].shape[1],
+    )
     layers = nn.ModuleDict({"pool": parts.ConfidencePool(config), "head": parts.last_layer(config)})
     reading = Reading(case["id"], leaves)
     reading.take(nac.pool_rows("", given.get("softmax_temperature", 1.0)))
@@ -274,7 +282,7 @@ def run_pool(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
 
 
 def run_seeder(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
-    """The states that modules start from, for two samples."""
+    """The states that modules start from, for as many samples as are drawn."""
     given = case["config"]
     config = NACConfig(
         dim=given["state_dim"],
@@ -288,8 +296,10 @@ def run_seeder(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensor
     # The authors draw in evaluation too.
     drawing = case | {"mode": "train" if config.state_noise else "eval"}
 
+    samples = len(case["drawn"][0]) if case["drawn"] else 1  # equal ones if nothing is drawn
+
     def call(layers: nn.Module) -> Tensors:
-        return {"states": layers(inputs["codes"], 2).expand(2, -1, -1)}
+        return {"states": layers(inputs["codes"], samples)}
 
     return called(drawing, parts.initial_state(config), reading.weights, call)
 

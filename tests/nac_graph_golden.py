@@ -53,6 +53,12 @@ def kernel_of(config: dict[str, Any], given: Tensors, name: str = "bandwidth") -
     return kernel
 
 
+def batch_of(given: dict[str, Any]) -> int:
+    """Samples of a case, by its draws or its states; 1 if it has neither, as for signatures."""
+    draws = [name for name in given if name.startswith("draw/")]
+    return len(given[draws[0]]) if draws else len(given.get("receiver_states", [0]))
+
+
 def as_infinite(log_k: Tensor) -> Tensor:
     """Theirs is -inf where ours is lower by `CUT`."""
     return log_k.masked_fill(log_k < CUT, -torch.inf)
@@ -66,7 +72,7 @@ def run_kernel(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arrays
     distance = signature_distance(given["receivers"], senders)
     log_p = evaluation_bias(distance, *kernel.epsilons(), kernel.config.truncate)
     with recorded_draws(arrays):
-        log_k = kernel.read_out(distance, 2)
+        log_k = kernel.read_out(distance, batch_of(arrays))
     log_k_hat = log_k.log_softmax(-1)
     values = {"distance": distance, "log_p": as_infinite(log_p), "log_k": as_infinite(log_k)}
     values |= {"log_k_hat": as_infinite(log_k_hat), "k_hat": log_k_hat.exp()}
@@ -85,7 +91,7 @@ def run_skmdpa(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arrays
     with recorded_draws(arrays):
         dense = not config.get("mask_attn_scores_with_affinities", True)
         distance = signature_distance(given["receiver_signatures"], theirs)
-        bias = None if dense else kernel.read_out(distance, 2)
+        bias = None if dense else kernel.read_out(distance, batch_of(arrays))
 
     def normed(x: Tensor, name: str) -> Tensor:
         name = name if f"{name}.weight" in given else "receiver_layernorm"

@@ -3,13 +3,14 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import nac_graph_golden as parts
 import numpy as np
 import torch
-from golden_refusals import arrays_of, weights_of
+from golden_refusals import arrays_of, lines_of, weights_of
 from nac_executor_golden import RUNS
 from torch import Tensor
 
@@ -24,15 +25,24 @@ NOT_OURS: dict[str, str] = parts.NOT_OURS
 def check(folder: Path) -> list[str]:
     """One line for each array that is further from ours than the manifest allows."""
     manifest = json.loads((folder / "manifest.json").read_text())
-    failures = [line for case in ours(manifest) for line in check_case(folder, case)]
-    lists = [keys["file"] for keys in manifest["key_lists"]]
-    return failures + [line for name in lists for line in check_keys(folder / name)]
+    runs = [(case["id"], partial(check_case, folder, case)) for case in ours(manifest)]
+    files = [listed["file"] for listed in manifest["key_lists"]]
+    runs += [(file, partial(check_keys, folder / file)) for file in files]
+    return [line for name, run in runs for line in lines_of(name, run)]
 
 
 def count(folder: Path) -> int:
     """Number of cases that `check` runs."""
     manifest = json.loads((folder / "manifest.json").read_text())
     return len(ours(manifest)) + len(manifest["key_lists"])
+
+
+def left_out(folder: Path) -> dict[str, str]:
+    """The cases that `check` does not run, with the reason."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    return {
+        case["id"]: NOT_OURS[case["id"]] for case in manifest["cases"] if case["id"] in NOT_OURS
+    }
 
 
 def ours(manifest: dict[str, Any]) -> list[dict[str, Any]]:
