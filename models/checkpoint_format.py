@@ -307,6 +307,7 @@ def _metadata(path: Path, data: Bytes) -> dict[str, Any]:
         raise Damaged(path, str(error)) from error
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise _diagnosis(path, data) from error
-    if not whole or not isinstance(metadata, dict):
+    texts = isinstance(metadata, dict) and all(isinstance(x, str) for x in metadata.values())
+    if not whole or not texts:
         raise _diagnosis(path, data)
     return metadata

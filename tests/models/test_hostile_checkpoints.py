@@ -154,6 +154,10 @@ CHECKPOINTS: dict[str, Case] = {
         lambda _, path: safetensors_file(path, {"__metadata__": "saccade"}),
         "not safetensors, or a corrupt one",
     ),
+    "metadata whose values are no texts": (
+        lambda sound, path: safetensors_file(path, {"__metadata__": {"saccade": sound.header}}),
+        "not safetensors, or a corrupt one",
+    ),
     "tensors without a place": (
         lambda _, path: safetensors_file(path, {"a": {"dtype": "F32", "shape": [8]}}),
         "not safetensors, or a corrupt one",
