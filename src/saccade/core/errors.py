@@ -80,6 +80,8 @@ _EXTRAS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "nicegui": "explore",
+    "starlette": "openai",
+    "uvicorn": "openai",
     "huggingface_hub": "hub",
     "pyarrow": "bulk",
     "ray": "bulk",

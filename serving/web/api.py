@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP API: `python -P -m saccade.serving.web.api FD` answers on a socket that it inherits.
+
+It follows OpenAI's embeddings API, and Jina's form for classes, which OpenAI does not have. The
+settings come as one line of JSON on standard input, because they contain keys. All requests are
+answered on one event loop; the work is done by the server.
+"""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import math
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from saccade.core.errors import SaccadeError, ServerFailed
+from saccade.serving.client import operations
+from saccade.serving.client.connection import ServerRefusedImage
+from saccade.serving.client.request_sizes import FIRST_S
+from saccade.serving.client.router_view import RouterView
+from saccade.serving.client.wire import check_timeout
+from saccade.serving.web import router_calls
+from saccade.serving.web.bodies import (
+    ClassifyBody,
+    EmbeddingsBody,
+    WebRefusal,
+    read_body,
+    read_inputs,
+)
+from saccade.serving.web.origin import foreign
+from saccade.serving.web.router_calls import RouterCalls, WebCaller, choice_of, dimensions_of
+
+BODY_BYTES = 34 * 2**20  # images of as many bytes as a request of the router has, in base64
+HELD_BYTES = 8 * BODY_BYTES  # of all bodies that are being read or answered
+BODY_S = 30.0  # until a body must have arrived
+WATCH_S = 0.1  # after which a caller is watched: most answers come sooner
+LONGEST_S = 600.0
+MOST_CONNECTIONS = 1024
+# The client of OpenAI sends its own limit in the second one.
+_TIMEOUTS = ("x-request-timeout", "x-stainless-read-timeout")
+_TRACE = ("traceparent", "tracestate")
+_KINDS = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"}
+Inputs = list[str | bytes]
+
+
+class Api:
+    """Answers of the routes; without keys, every caller that can connect is answered."""
+
+    def __init__(self, url: str, model: str, keys: Sequence[str]) -> None:
+        self._router = RouterCalls(url, model)
+        self._keys = [_digest(key) for key in keys]
+        self._held = 0
+        self._began = int(time.time())
+
+    def app(self) -> Starlette:
+        """Return the application for an ASGI server."""
+        routes: dict[str, tuple[str, Callable[[Request], Awaitable[Any]]]] = {
+            "/v1/embeddings": ("POST", partial(self._with_body, EmbeddingsBody, self._embed)),
+            "/v1/classify": ("POST", partial(self._with_body, ClassifyBody, self._classify)),
+            "/v1/models": ("GET", self._models),
+            "/v1/models/{name}": ("GET", self._model),
+            "/health": ("GET", self._health),
+        }
+        return Starlette(
+            routes=[
+                Route(path, partial(self._answered, answer), methods=[method])
+                for path, (method, answer) in routes.items()
+            ],
+            exception_handlers={HTTPException: _unknown_route, Exception: _own_fault},
+        )
+
+    async def _answered(
+        self, answer: Callable[[Request], Awaitable[Any]], request: Request
+    ) -> Response:
+        try:
+            self._check_caller(request)
+            return _json(await answer(request))
+        except ClientDisconnect:
+            return Response(status_code=499)  # which nobody reads
+        except WebRefusal as refusal:
+            return _refused(refusal)
+        except SaccadeError as error:
+            status = 503 if isinstance(error, ServerFailed) else 400
+            return _refused(WebRefusal(str(error), status))
+
+    def _check_caller(self, request: Request) -> None:
+        if reason := foreign(request.headers, any_host=bool(self._keys)):
+            raise WebRefusal(f"Refused: {reason}.", 403, "foreign_page")
+        _, _, given = request.headers.get("authorization", "").partition(" ")
+        digest = _digest(given.strip())
+        # Every key is compared, so that the time tells nothing about them.
+        if self._keys and sum(hmac.compare_digest(digest, key) for key in self._keys) == 0:
+            text = f"Found {'a wrong' if given else 'no'} key, expected the header Authorization: "
+            text += "Bearer KEY with a key of this service (client of OpenAI: api_key)."
+            raise WebRefusal(text, 401, "invalid_api_key")
+
+    async def _models(self, _: Request) -> dict[str, Any]:
+        view = await self._router.view()
+        names = router_calls.named_models(view)
+        return {"object": "list", "data": [self._entry(name, view) for name in names]}
+
+    async def _model(self, request: Request) -> dict[str, Any]:
+        return self._entry(request.path_params["name"], await self._router.view())
+
+    def _entry(self, name: str, view: RouterView) -> dict[str, Any]:
+        budget = choice_of(name, view).get("budget")
+        variant = view.variants[0] if budget is None else view.named(budget)
+        own = {"variant": variant, "variant_sha256": view.sha256(variant), "tasks": view.tasks}
+        own["dimensions"] = dimensions_of(view).get(variant)
+        return {"id": name, "object": "model", "created": self._began, "owned_by": "saccade", **own}
+
+    async def _health(self, _: Request) -> dict[str, Any]:
+        return {"ready": True, "model": (await self._router.look()).model}
+
+    async def _with_body(
+        self,
+        kind: type[Any],
+        answer: Callable[[Any, Inputs, WebCaller], Awaitable[dict[str, Any]]],
+        request: Request,
+    ) -> dict[str, Any]:
+        timeout_s, pieces = _timeout_s(request), bytearray()
+        try:
+            await self._receive(request, pieces)
+            body, inputs = _read(request, bytes(pieces), kind)
+            trace = [(name, request.headers[name]) for name in _TRACE if name in request.headers]
+            name = body.user or (request.client.host if request.client else "web")
+            caller = WebCaller(name, timeout_s, time.monotonic() + timeout_s, tuple(trace))
+            return await _while_waiting(request, answer(body, inputs, caller), inputs)
+        finally:
+            self._held -= len(pieces)
+
+    async def _receive(self, request: Request, pieces: bytearray) -> None:
+        """Append the body to `pieces`.
+
+        More than the limit is received too, but not kept: a caller that finds the connection
+        closed while it sends does not read why.
+        """
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for piece in request.stream():
+                    size += len(piece)
+                    if size <= BODY_BYTES and self._held <= HELD_BYTES:
+                        pieces += piece
+                        self._held += len(piece)
+        except TimeoutError:
+            text = f"The body had not arrived after {BODY_S:g} s. Send a smaller one."
+            raise WebRefusal(text, 408, "timeout") from None
+        if size > BODY_BYTES:
+            text = (
+                f"The body has {size / 2**20:.1f} MiB, expected at most {BODY_BYTES >> 20}. Send "
+            )
+            raise WebRefusal(f"{text}fewer or smaller images per request.", 413, "too_large")
+        if size > len(pieces):
+            text = "Other requests take all memory for bodies. Try again in a second."
+            raise WebRefusal(text, 429, "rate_limit_exceeded", retry_after_s=1)
+
+    async def _embed(
+        self, body: EmbeddingsBody, inputs: Inputs, caller: WebCaller
+    ) -> dict[str, Any]:
+        view = await self._router.view()
+        chosen, lengths = choice_of(body.model, view), dimensions_of(view)
+        if body.dimensions in lengths.values() and not chosen:
+            variant = next(name for name in lengths if lengths[name] == body.dimensions)
+            chosen = {"budget": view.budget(variant)}
+        operation = partial(router_calls.embedded, inputs, chosen, truncate=body.truncate)
+        vectors, made = await self._router.run(operation, caller)
+        view = await self._router.view()  # another one if the server was replaced
+        if body.dimensions not in (None, vectors.shape[1]):
+            known = ", ".join(map(str, sorted({*lengths.values(), vectors.shape[1]})))
+            text = f"dimensions: found {body.dimensions}, but {body.model} answers with "
+            text += f"{vectors.shape[1]}. {view.model} has {known}. Leave it out, or change it."
+            raise WebRefusal(text, param="dimensions")
+        rows: Any = vectors
+        if body.encoding_format == "base64":
+            rows = [base64.b64encode(row).decode() for row in vectors.astype("<f4")]
+        data = [
+            {"object": "embedding", "index": index, "embedding": row}
+            for index, row in enumerate(rows)
+        ]
+        makers, certified = [name for name, _ in made.makers], made.certified if made.by else None
+        return _answer(data, made.variant, makers, certified, caller, view, chosen)
+
+    async def _classify(
+        self, body: ClassifyBody, inputs: Inputs, caller: WebCaller
+    ) -> dict[str, Any]:
+        view = await self._router.view()
+        chosen = choice_of(body.model, view)
+        if not all(isinstance(item, bytes) for item in inputs):
+            raise WebRefusal("input: found text, expected images only.", param="input")
+        asked = {"top": body.top, "labels": body.labels, "templates": body.templates, **chosen}
+        answers = await self._router.run(partial(operations.classify, inputs, **asked), caller)
+        view = await self._router.view()
+        data = [
+            {"object": "classification", "index": index, "prediction": one.labels[0][0]}
+            | {"score": one.labels[0][1], **one.to_dict()}
+            for index, one in enumerate(answers)
+        ]
+        marks = [one.certified for one in answers if one.certified is not None]
+        makers, certified = [one.variant for one in answers], all(marks) if marks else None
+        return _answer(data, makers[0], makers, certified, caller, view, chosen)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _read(request: Request, body: bytes, kind: type[Any]) -> tuple[Any, Inputs]:
+    if encoding := request.headers.get("content-encoding"):
+        text = f"Content-Encoding is {encoding!r:.40}, expected none. Do not compress the body."
+        raise WebRefusal(text, 415)
+    if request.headers.get("content-type", "").lower().startswith("image/"):
+        return read_body(kind, {"input": "", **request.query_params}), [body]
+    try:
+        content = orjson.loads(body)
+    except ValueError as error:
+        raise WebRefusal(f"The body is not JSON ({error!s:.100}).") from error
+    checked = read_body(kind, content)
+    return checked, read_inputs(checked.input)
+
+
+def _timeout_s(request: Request) -> float:
+    limits = {name: request.headers[name] for name in _TIMEOUTS if name in request.headers}
+    seconds = [LONGEST_S] if limits else [FIRST_S]
+    for name, text in limits.items():
+        try:
+            seconds.append(check_timeout(float(text)))
+        except (ValueError, SaccadeError) as error:
+            text = f"{name} is {text!r:.40}, expected a number of seconds above 0."
+            raise WebRefusal(text, param=name) from error
+    return min(seconds)
+
+
+async def _while_waiting(
+    request: Request, work: Awaitable[dict[str, Any]], inputs: Inputs
+) -> dict[str, Any]:
+    """Return the answer, or stop the work when its caller disconnects.
+
+    Raises: ClientDisconnect; WebRefusal for an image, with its index among the inputs.
+    """
+    task = asyncio.ensure_future(work)
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        task.cancel()
+
+    watcher = None
+    try:
+        if not (await asyncio.wait({task}, timeout=WATCH_S))[0]:
+            watcher = asyncio.ensure_future(watch())
+        return await task
+    except asyncio.CancelledError:
+        if watcher and watcher.done():
+            raise ClientDisconnect from None
+        raise
+    except ServerRefusedImage as error:
+        images = [index for index, item in enumerate(inputs) if isinstance(item, bytes)]
+        where = f"input[{images[error.index]}]"
+        raise WebRefusal(f"{where}: {error.reason}", 400, "invalid_image", param=where) from error
+    finally:
+        task.cancel()
+        if watcher:
+            watcher.cancel()
+
+
+def _answer(
+    data: list[dict[str, Any]],
+    variant: str,
+    makers: Sequence[str],
+    certified: bool | None,
+    caller: WebCaller,
+    view: RouterView,
+    chosen: dict[str, str],
+) -> dict[str, Any]:
+    usage = {"prompt_tokens": caller.tokens, "total_tokens": caller.tokens, "variant": variant}
+    usage |= {"budget": view.budget(variant), "answered_by": Counter(makers), "certificate": None}
+    if certified is not None:
+        usage["certificate"] = {"policy": chosen.get("policy"), "certified": certified}
+    return {"object": "list", "data": data, "model": variant, "usage": usage}
+
+
+def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(body, status, headers, "application/json")
+
+
+def _refused(refusal: WebRefusal) -> Response:
+    kind = _KINDS.get(refusal.status, "invalid_request_error")
+    error = {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}
+    headers = {"Connection": "close"} if refusal.status == 408 else {}  # the rest is not read
+    if refusal.retry_after_s is not None:
+        headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
+    return _json({"error": error}, refusal.status, headers)
+
+
+async def _unknown_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.url.path:.80} is not a route of this service."
+    return _refused(WebRefusal(text, error.status_code, "unknown_route"))
+
+
+async def _own_fault(_request: Request, _error: Exception) -> Response:
+    return _refused(WebRefusal("The service has a fault, which its log describes.", 500))
+
+
+def main() -> None:
+    """Answer until SIGTERM, then finish the requests that run."""
+    settings = json.loads(sys.stdin.readline())
+    config = uvicorn.Config(
+        Api(settings["url"], settings["model"], settings["keys"]).app(),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=math.ceil(settings["grace_s"]),
+    )
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
+
+
+if __name__ == "__main__":
+    main()
