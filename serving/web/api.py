@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,6 +56,7 @@ _TIMEOUTS = ("x-request-timeout", "x-stainless-read-timeout")
 _TRACE = ("traceparent", "tracestate")
 _KINDS = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"}
 Inputs = list[str | bytes]
+Headers = Mapping[str, str]
 
 
 class Api:
@@ -69,7 +70,7 @@ class Api:
 
     def app(self) -> Starlette:
         """Return the application for an ASGI server."""
-        routes: dict[str, tuple[str, Callable[[Request], Awaitable[Any]]]] = {
+        routes: dict[str, tuple[str, Callable[[Request, Headers], Awaitable[Any]]]] = {
             "/v1/embeddings": ("POST", partial(self._with_body, EmbeddingsBody, self._embed)),
             "/v1/classify": ("POST", partial(self._with_body, ClassifyBody, self._classify)),
             "/v1/models": ("GET", self._models),
@@ -85,11 +86,13 @@ class Api:
         )
 
     async def _answered(
-        self, answer: Callable[[Request], Awaitable[Any]], request: Request
+        self, answer: Callable[[Request, Headers], Awaitable[Any]], request: Request
     ) -> Response:
+        raw = request.scope["headers"]  # in lower case
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
         try:
-            self._check_caller(request)
-            return _json(await answer(request))
+            self._check_caller(headers)
+            return _json(await answer(request, headers))
         except ClientDisconnect:
             return Response(status_code=499)  # which nobody reads
         except WebRefusal as refusal:
@@ -98,10 +101,10 @@ class Api:
             status = 503 if isinstance(error, ServerFailed) else 400
             return _refused(WebRefusal(str(error), status))
 
-    def _check_caller(self, request: Request) -> None:
-        if reason := foreign(request.headers, any_host=bool(self._keys)):
+    def _check_caller(self, headers: Headers) -> None:
+        if reason := foreign(headers, any_host=bool(self._keys)):
             raise WebRefusal(f"Refused: {reason}.", 403, "foreign_page")
-        _, _, given = request.headers.get("authorization", "").partition(" ")
+        _, _, given = headers.get("authorization", "").partition(" ")
         digest = _digest(given.strip())
         # Every key is compared, so that the time tells nothing about them.
         if self._keys and sum(hmac.compare_digest(digest, key) for key in self._keys) == 0:
@@ -109,12 +112,12 @@ class Api:
             text += "Bearer KEY with a key of this service (client of OpenAI: api_key)."
             raise WebRefusal(text, 401, "invalid_api_key")
 
-    async def _models(self, _: Request) -> dict[str, Any]:
+    async def _models(self, *_: Any) -> dict[str, Any]:
         view = await self._router.view()
         names = router_calls.named_models(view)
         return {"object": "list", "data": [self._entry(name, view) for name in names]}
 
-    async def _model(self, request: Request) -> dict[str, Any]:
+    async def _model(self, request: Request, _: Headers) -> dict[str, Any]:
         return self._entry(request.path_params["name"], await self._router.view())
 
     def _entry(self, name: str, view: RouterView) -> dict[str, Any]:
@@ -124,7 +127,7 @@ class Api:
         own["dimensions"] = dimensions_of(view).get(variant)
         return {"id": name, "object": "model", "created": self._began, "owned_by": "saccade", **own}
 
-    async def _health(self, _: Request) -> dict[str, Any]:
+    async def _health(self, *_: Any) -> dict[str, Any]:
         return {"ready": True, "model": (await self._router.look()).model}
 
     async def _with_body(
@@ -132,12 +135,13 @@ class Api:
         kind: type[Any],
         answer: Callable[[Any, Inputs, WebCaller], Awaitable[dict[str, Any]]],
         request: Request,
+        headers: Headers,
     ) -> dict[str, Any]:
-        timeout_s, pieces = _timeout_s(request), bytearray()
+        timeout_s, pieces = _timeout_s(headers), bytearray()
         try:
             await self._receive(request, pieces)
-            body, inputs = _read(request, bytes(pieces), kind)
-            trace = [(name, request.headers[name]) for name in _TRACE if name in request.headers]
+            body, inputs = _read(request, headers, bytes(pieces), kind)
+            trace = [(name, headers[name]) for name in _TRACE if name in headers]
             name = body.user or (request.client.host if request.client else "web")
             caller = WebCaller(name, timeout_s, time.monotonic() + timeout_s, tuple(trace))
             return await _while_waiting(request, answer(body, inputs, caller), inputs)
@@ -150,10 +154,14 @@ class Api:
         More than the limit is received too, but not kept: a caller that finds the connection
         closed while it sends does not read why.
         """
-        size = 0
+        size, message = 0, {"more_body": True}
         try:
             async with asyncio.timeout(BODY_S):
-                async for piece in request.stream():
+                while message["more_body"]:
+                    message = await request.receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    piece = message["body"]
                     size += len(piece)
                     if size <= BODY_BYTES and self._held <= HELD_BYTES:
                         pieces += piece
@@ -174,7 +182,8 @@ class Api:
         self, body: EmbeddingsBody, inputs: Inputs, caller: WebCaller
     ) -> dict[str, Any]:
         view = await self._router.view()
-        chosen, lengths = choice_of(body.model, view), dimensions_of(view)
+        chosen = choice_of(body.model, view)
+        lengths = {} if body.dimensions is None else dimensions_of(view)
         if body.dimensions in lengths.values() and not chosen:
             variant = next(name for name in lengths if lengths[name] == body.dimensions)
             chosen = {"budget": view.budget(variant)}
@@ -220,11 +229,11 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def _read(request: Request, body: bytes, kind: type[Any]) -> tuple[Any, Inputs]:
-    if encoding := request.headers.get("content-encoding"):
+def _read(request: Request, headers: Headers, body: bytes, kind: type[Any]) -> tuple[Any, Inputs]:
+    if encoding := headers.get("content-encoding"):
         text = f"Content-Encoding is {encoding!r:.40}, expected none. Do not compress the body."
         raise WebRefusal(text, 415)
-    if request.headers.get("content-type", "").lower().startswith("image/"):
+    if headers.get("content-type", "").lower().startswith("image/"):
         return read_body(kind, {"input": "", **request.query_params}), [body]
     try:
         content = orjson.loads(body)
@@ -234,8 +243,8 @@ def _read(request: Request, body: bytes, kind: type[Any]) -> tuple[Any, Inputs]:
     return checked, read_inputs(checked.input)
 
 
-def _timeout_s(request: Request) -> float:
-    limits = {name: request.headers[name] for name in _TIMEOUTS if name in request.headers}
+def _timeout_s(headers: Headers) -> float:
+    limits = {name: headers[name] for name in _TIMEOUTS if name in headers}
     seconds = [LONGEST_S] if limits else [FIRST_S]
     for name, text in limits.items():
         try:
@@ -253,20 +262,21 @@ async def _while_waiting(
 
     Raises: ClientDisconnect; WebRefusal for an image, with its index among the inputs.
     """
-    task = asyncio.ensure_future(work)
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    watchers: list[asyncio.Task[None]] = []
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
+        assert task is not None
         task.cancel()
 
-    watcher = None
+    # No task is made for an answer that comes soon, as most do.
+    timer = loop.call_later(WATCH_S, lambda: watchers.append(loop.create_task(watch())))
     try:
-        if not (await asyncio.wait({task}, timeout=WATCH_S))[0]:
-            watcher = asyncio.ensure_future(watch())
-        return await task
+        return await work
     except asyncio.CancelledError:
-        if watcher and watcher.done():
+        if watchers and watchers[0].done():
             raise ClientDisconnect from None
         raise
     except ServerRefusedImage as error:
@@ -274,8 +284,8 @@ async def _while_waiting(
         where = f"input[{images[error.index]}]"
         raise WebRefusal(f"{where}: {error.reason}", 400, "invalid_image", param=where) from error
     finally:
-        task.cancel()
-        if watcher:
+        timer.cancel()
+        for watcher in watchers:
             watcher.cancel()
 
 

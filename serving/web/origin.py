@@ -17,13 +17,13 @@ def foreign(headers: Message | Mapping[str, str], *, any_host: bool = False) -> 
     lets that page read our answers. Only an address or this machine's own name is therefore
     accepted as host, except with `any_host`, where a caller needs more than to reach us.
     """
-    host = headers.get("Host", "")
+    host = headers.get("host", "")
     if host and not any_host and not _is_own(host):
         return f"Host {host!r:.80} is neither an address nor a name of this machine"
-    origin = headers.get("Origin")
+    origin = headers.get("origin")
     if origin is not None and origin != f"http://{host}":
         return f"Origin {origin!r:.80} is another site"
-    if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return "the request comes from a page of another site"
     return ""
 
