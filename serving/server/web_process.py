@@ -79,7 +79,7 @@ class WebProcess(threading.Thread):
     def _one_life(self) -> int:
         """Start the process, log what it writes until it ends, and return its exit code."""
         handle = self._listener.fileno()
-        command = [sys.executable, "-P", "-m", "saccade.serving.web.api", str(handle)]
+        command = [sys.executable, "-P", "-m", "saccade.serving.web.main", str(handle)]
         process = self._process = subprocess.Popen(
             dying_with_parent(command),
             pass_fds=(handle,),

@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP API: `python -P -m saccade.serving.web.api FD` answers on a socket that it inherits.
+"""The routes of the HTTP API, as an application for an ASGI server.
 
-It follows OpenAI's embeddings API, and Jina's form for classes, which OpenAI does not have. The
-settings come as one line of JSON on standard input, because they contain keys. All requests are
-answered on one event loop; the work is done by the server.
+They follow OpenAI's embeddings API, and Jina's form for classes, which OpenAI does not have. All
+requests are answered on one event loop; the work is done by the server.
 """
 
 import asyncio
 import base64
 import hashlib
 import hmac
-import json
 import math
-import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import orjson
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -50,7 +45,6 @@ HELD_BYTES = 8 * BODY_BYTES  # of all bodies that are being read or answered
 BODY_S = 30.0  # until a body must have arrived
 WATCH_S = 0.1  # after which a caller is watched: most answers come sooner
 LONGEST_S = 600.0
-MOST_CONNECTIONS = 1024
 # The client of OpenAI sends its own limit in the second one.
 _TIMEOUTS = ("x-request-timeout", "x-stainless-read-timeout")
 _TRACE = ("traceparent", "tracestate")
@@ -327,25 +321,3 @@ async def _unknown_route(request: Request, error: Exception) -> Response:
 
 async def _own_fault(_request: Request, _error: Exception) -> Response:
     return _refused(WebRefusal("The service has a fault, which its log describes.", 500))
-
-
-def main() -> None:
-    """Answer until SIGTERM, then finish the requests that run."""
-    settings = json.loads(sys.stdin.readline())
-    config = uvicorn.Config(
-        Api(settings["url"], settings["model"], settings["keys"]).app(),
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=75,
-        limit_concurrency=MOST_CONNECTIONS,
-        timeout_graceful_shutdown=math.ceil(settings["grace_s"]),
-    )
-    uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
-
-
-if __name__ == "__main__":
-    main()
