@@ -72,7 +72,8 @@ class WebProcess(threading.Thread):
                 return
             pause_s = patience.after(time.monotonic() - began_s)
             pause_s = _LONGEST_PAUSE_S if pause_s is None else pause_s
-            text = f"The process for --openai {how}. Starting it again in {pause_s:g} s."
+            due = f"in {pause_s:g} s" if pause_s else "now"
+            text = f"The process for --openai {how}. Starting it again {due}."
             report(logging.ERROR, "openai_restarting", text, pause_s=pause_s)
             self._ending.wait(pause_s)
 
@@ -134,7 +135,8 @@ def read_keys(options: ServeOptions) -> tuple[str, ...]:
     try:
         lines = read_bounded(path, _KEY_FILE_BYTES).decode("ascii").splitlines()
     except (OSError, ValueError) as error:
-        raise SaccadeError(f"--openai-key-file {path}: cannot be read ({error}).") from error
+        why = getattr(error, "strerror", None) or error
+        raise SaccadeError(f"--openai-key-file {path}: cannot be read ({why}).") from error
     keys = tuple(line.strip() for line in lines if line.strip())
     if not keys or min(map(len, keys)) < KEY_CHARACTERS:
         raise SaccadeError(

@@ -116,10 +116,13 @@ class Api:
 
     def _entry(self, name: str, view: RouterView) -> dict[str, Any]:
         budget = choice_of(name, view).get("budget")
-        variant = view.variants[0] if budget is None else view.named(budget)
-        own = {"variant": variant, "variant_sha256": view.sha256(variant), "tasks": view.tasks}
-        own["dimensions"] = dimensions_of(view).get(variant)
-        return {"id": name, "object": "model", "created": self._began, "owned_by": "saccade", **own}
+        named = {view.budget(variant): variant for variant in view.variants}
+        variant = view.variants[0] if budget is None else named.get(budget)
+        entry = {"id": name, "object": "model", "created": self._began, "owned_by": "saccade"}
+        if variant is None:  # a number: the router knows which variant that is
+            return entry
+        entry |= {"variant": variant, "variant_sha256": view.sha256(variant), "tasks": view.tasks}
+        return entry | {"dimensions": dimensions_of(view).get(variant)}
 
     async def _health(self, *_: Any) -> dict[str, Any]:
         return {"ready": True, "model": (await self._router.look()).model}
@@ -228,7 +231,10 @@ def _read(request: Request, headers: Headers, body: bytes, kind: type[Any]) -> t
         text = f"Content-Encoding is {encoding!r:.40}, expected none. Do not compress the body."
         raise WebRefusal(text, 415)
     if headers.get("content-type", "").lower().startswith("image/"):
-        return read_body(kind, {"input": "", **request.query_params}), [body]
+        fields: dict[str, Any] = {"input": "", **request.query_params}
+        numbers = {"top", "dimensions"} & fields.keys()
+        fields |= {name: int(fields[name]) for name in numbers if fields[name].isdecimal()}
+        return read_body(kind, fields), [body]
     try:
         content = orjson.loads(body)
     except ValueError as error:

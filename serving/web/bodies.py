@@ -14,6 +14,7 @@ from saccade.serving.client.call_options import Top
 MOST_INPUTS = 2048  # of one request, as at OpenAI: vector stores send as many
 _CALLER = Pattern(r"[^/\x00-\x1f]{0,64}", "at most 64 characters without a slash")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S*", re.IGNORECASE)
+_DATA = re.compile(r"data:[^\s,]*[;/][^\s,]*,", re.IGNORECASE)
 _TEXT_KEYS, _IMAGE_KEYS = ("text", "input_text"), ("image", "image_url", "input_image")
 _FORMS = (
     'a text, an image as "data:image/jpeg;base64,...", {"image": "<base64>"} or {"type": '
@@ -107,8 +108,8 @@ def _read_input(item: Any, where: str) -> str | bytes:
         if len(parts) == 1 and isinstance(part, str) and name in (*_TEXT_KEYS, *_IMAGE_KEYS):
             return part if name in _TEXT_KEYS else _read_image(part, where)
     elif isinstance(item, str):
-        is_image = item[:5].lower() == "data:" and "," in item[:200]
-        return _read_image(item, where) if is_image or _ADDRESS.fullmatch(item) else item
+        is_image = _DATA.match(item) or _ADDRESS.fullmatch(item)
+        return _read_image(item, where) if is_image else item
     advice = ""
     if isinstance(item, int) or (isinstance(item, list) and all(type(n) is int for n in item)):
         advice = (
