@@ -66,7 +66,7 @@ class WebProcess(threading.Thread):
             began_s = time.monotonic()
             try:
                 how = f"ended (exit code {self._one_life()})"
-            except OSError as error:
+            except (OSError, ValueError) as error:  # the second if the socket was just closed
                 how = f"could not be started ({error})"
             if self._ending.is_set():
                 return

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import hmac
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -47,7 +48,7 @@ WATCH_S = 0.1  # after which a caller is watched: most answers come sooner
 LONGEST_S = 600.0
 # The client of OpenAI sends its own limit in the second one.
 _TIMEOUTS = ("x-request-timeout", "x-stainless-read-timeout")
-_TRACE = ("traceparent", "tracestate")
+_TRACE, _VISIBLE = ("traceparent", "tracestate"), re.compile("[ -~]+")
 _KINDS = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"}
 Inputs = list[str | bytes]
 Headers = Mapping[str, str]
@@ -71,13 +72,15 @@ class Api:
             "/v1/models/{name}": ("GET", self._model),
             "/health": ("GET", self._health),
         }
-        return Starlette(
+        app = Starlette(
             routes=[
                 Route(path, partial(self._answered, answer), methods=[method])
                 for path, (method, answer) in routes.items()
             ],
             exception_handlers={HTTPException: _unknown_route, Exception: _own_fault},
         )
+        app.router.redirect_slashes = False  # to a host that the caller names
+        return app
 
     async def _answered(
         self, answer: Callable[[Request, Headers], Awaitable[Any]], request: Request
@@ -118,7 +121,12 @@ class Api:
         budget = choice_of(name, view).get("budget")
         named = {view.budget(variant): variant for variant in view.variants}
         variant = view.variants[0] if budget is None else named.get(budget)
-        entry = {"id": name, "object": "model", "created": self._began, "owned_by": "saccade"}
+        entry: dict[str, Any] = {
+            "id": name,
+            "object": "model",
+            "created": self._began,
+            "owned_by": "saccade",
+        }
         if variant is None:  # a number: the router knows which variant that is
             return entry
         entry |= {"variant": variant, "variant_sha256": view.sha256(variant), "tasks": view.tasks}
@@ -138,7 +146,9 @@ class Api:
         try:
             await self._receive(request, pieces)
             body, inputs = _read(request, headers, bytes(pieces), kind)
-            trace = [(name, headers[name]) for name in _TRACE if name in headers]
+            found = {name: headers.get(name, "") for name in _TRACE}
+            # gRPC accepts no other characters in headers.
+            trace = [(name, text) for name, text in found.items() if re.fullmatch(_VISIBLE, text)]
             name = body.user or (request.client.host if request.client else "web")
             caller = WebCaller(name, timeout_s, time.monotonic() + timeout_s, tuple(trace))
             return await _while_waiting(request, answer(body, inputs, caller), inputs)
@@ -209,8 +219,16 @@ class Api:
         chosen = choice_of(body.model, view)
         if not all(isinstance(item, bytes) for item in inputs):
             raise WebRefusal("input: found text, expected images only.", param="input")
-        asked = {"top": body.top, "labels": body.labels, "templates": body.templates, **chosen}
-        answers = await self._router.run(partial(operations.classify, inputs, **asked), caller)
+        operation = partial(
+            operations.classify,
+            inputs,
+            chosen.get("budget"),
+            policy=chosen.get("policy"),
+            top=body.top,
+            labels=body.labels,
+            templates=body.templates,
+        )
+        answers = await self._router.run(operation, caller)
         view = await self._router.view()
         data = [
             {"object": "classification", "index": index, "prediction": one.labels[0][0]}
@@ -299,7 +317,8 @@ def _answer(
     chosen: dict[str, str],
 ) -> dict[str, Any]:
     usage = {"prompt_tokens": caller.tokens, "total_tokens": caller.tokens, "variant": variant}
-    usage |= {"budget": view.budget(variant), "answered_by": Counter(makers), "certificate": None}
+    budget = view.budget(variant) if variant in view.variants else None
+    usage |= {"budget": budget, "answered_by": Counter(makers), "certificate": None}
     if certified is not None:
         usage["certificate"] = {"policy": chosen.get("policy"), "certified": certified}
     return {"object": "list", "data": data, "model": variant, "usage": usage}
@@ -321,7 +340,7 @@ def _refused(refusal: WebRefusal) -> Response:
 
 async def _unknown_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.url.path:.80} is not a route of this service."
+    text = f"{request.method} {request.scope['path']:.80} is not a route of this service."
     return _refused(WebRefusal(text, error.status_code, "unknown_route"))
 
 

@@ -222,7 +222,7 @@ def embedded(
     texts = [item for item in inputs if isinstance(item, str)]
     budget, made = chosen.get("budget"), None
     if images:
-        made = yield from operations.embed(images, **chosen)
+        made = yield from operations.embed(images, budget, chosen.get("policy"))
         budget = view.budget(made.variant)
     elif "policy" in chosen:
         view.require_policies(embeds=True)

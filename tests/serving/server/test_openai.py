@@ -297,6 +297,12 @@ def test_classes_of_texts_are_refused(web):
         classes(web, model="sparo", input="red")
 
 
+def test_odd_headers_do_no_harm(served):
+    odd = {"traceparent": "\xe9", "Host": "[::1", "tracestate": "a\tb"}
+    assert send(served, body(), **odd)[0] == 200
+    assert send(served, body(), path="/v1/embeddings/", **odd)[0] == 404
+
+
 def test_each_key_opens(served):
     assert send(served, body(), key=OTHER_KEY)[0] == 200
     assert send(served, body(), key=OTHER_KEY[:-1])[0] == 401
