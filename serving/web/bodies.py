@@ -72,7 +72,7 @@ def read_body(kind: type[_T], content: Any) -> _T:
     if not isinstance(content, dict):
         raise WebRefusal(f"The body is {content!r:.40}, expected an object with model and input.")
     kinds, fields = field_kinds(kind), {}  # type: ignore[arg-type]
-    for name in ("model", "input", *content):
+    for name in dict.fromkeys(("model", "input", *content)):
         try:
             check_one_of("A field", name, kinds)
             if content.get(name) is not None:

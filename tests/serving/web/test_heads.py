@@ -55,7 +55,8 @@ def test_the_next_head_of_a_connection_is_waited_for_as_long(port):
     assert closed_after(caller) > 0.2
 
 
-def test_a_long_head_is_not_kept(port):
+def test_a_long_head_is_not_kept(port, monkeypatch):
+    monkeypatch.setattr(main, "HEAD_S", 60)
     caller = socket.create_connection(("127.0.0.1", port), timeout=30)
     with pytest.raises(OSError):
         caller.sendall(b"GET / HTTP/1.1\r\n")
