@@ -219,15 +219,8 @@ class Api:
         chosen = choice_of(body.model, view)
         if not all(isinstance(item, bytes) for item in inputs):
             raise WebRefusal("input: found text, expected images only.", param="input")
-        operation = partial(
-            operations.classify,
-            inputs,
-            chosen.get("budget"),
-            policy=chosen.get("policy"),
-            top=body.top,
-            labels=body.labels,
-            templates=body.templates,
-        )
+        asked: dict[str, Any] = {"top": body.top, "labels": body.labels, **chosen}
+        operation = partial(operations.classify, inputs, templates=body.templates, **asked)
         answers = await self._router.run(operation, caller)
         view = await self._router.view()
         data = [
