@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The routes of the HTTP API, as an application for an ASGI server.
+"""The HTTP API, as an application for an ASGI server.
 
 They follow OpenAI's embeddings API, and Jina's form for classes, which OpenAI does not have. All
 requests are answered on one event loop; the work is done by the server.
@@ -9,6 +9,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import logging
 import math
 import re
 import time
@@ -18,11 +19,8 @@ from functools import partial
 from typing import Any
 
 import orjson
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.serving.client import operations
@@ -52,6 +50,9 @@ _TRACE, _VISIBLE = ("traceparent", "tracestate"), re.compile("[ -~]+")
 _KINDS = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"}
 Inputs = list[str | bytes]
 Headers = Mapping[str, str]
+Answer = Callable[[Request, Headers], Awaitable[Any]]
+_ONE_MODEL = "/v1/models/"
+LOGGER = logging.getLogger("saccade.openai")
 
 
 class Api:
@@ -62,29 +63,23 @@ class Api:
         self._keys = [_digest(key) for key in keys]
         self._held = 0
         self._began = int(time.time())
-
-    def app(self) -> Starlette:
-        """Return the application for an ASGI server."""
-        routes: dict[str, tuple[str, Callable[[Request, Headers], Awaitable[Any]]]] = {
-            "/v1/embeddings": ("POST", partial(self._with_body, EmbeddingsBody, self._embed)),
-            "/v1/classify": ("POST", partial(self._with_body, ClassifyBody, self._classify)),
-            "/v1/models": ("GET", self._models),
-            "/v1/models/{name}": ("GET", self._model),
-            "/health": ("GET", self._health),
+        self._routes: dict[tuple[str, str], Answer] = {
+            ("POST", "/v1/embeddings"): partial(self._with_body, EmbeddingsBody, self._embed),
+            ("POST", "/v1/classify"): partial(self._with_body, ClassifyBody, self._classify),
+            ("GET", "/v1/models"): self._models,
+            ("GET", "/health"): self._health,
         }
-        app = Starlette(
-            routes=[
-                Route(path, partial(self._answered, answer), methods=[method])
-                for path, (method, answer) in routes.items()
-            ],
-            exception_handlers={HTTPException: _unknown_route, Exception: _own_fault},
-        )
-        app.router.redirect_slashes = False  # to a host that the caller names
-        return app
 
-    async def _answered(
-        self, answer: Callable[[Request, Headers], Awaitable[Any]], request: Request
-    ) -> Response:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request, as an ASGI application."""
+        method, path = scope["method"], scope["path"]
+        answer = self._routes.get((method, path))
+        if answer is None and method == "GET" and path.startswith(_ONE_MODEL):
+            answer = self._model
+        response = await self._answered(answer or self._unknown, Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def _answered(self, answer: Answer, request: Request) -> Response:
         raw = request.scope["headers"]  # in lower case
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
         try:
@@ -97,6 +92,15 @@ class Api:
         except SaccadeError as error:
             status = 503 if isinstance(error, ServerFailed) else 400
             return _refused(WebRefusal(str(error), status))
+        except Exception:
+            LOGGER.exception("a request failed")
+            return _refused(WebRefusal("The service has a fault, which its log describes.", 500))
+
+    async def _unknown(self, request: Request, _: Headers) -> None:
+        method, path = request.scope["method"], request.scope["path"]
+        status = 405 if any(path == known for _, known in self._routes) else 404
+        text = f"{method} {path:.80} is not a route of this service."
+        raise WebRefusal(text, status, "unknown_route")
 
     def _check_caller(self, headers: Headers) -> None:
         if reason := foreign(headers, any_host=bool(self._keys)):
@@ -115,7 +119,9 @@ class Api:
         return {"object": "list", "data": [self._entry(name, view) for name in names]}
 
     async def _model(self, request: Request, _: Headers) -> dict[str, Any]:
-        return self._entry(request.path_params["name"], await self._router.view())
+        return self._entry(
+            request.scope["path"].removeprefix(_ONE_MODEL), await self._router.view()
+        )
 
     def _entry(self, name: str, view: RouterView) -> dict[str, Any]:
         budget = choice_of(name, view).get("budget")
@@ -329,13 +335,3 @@ def _refused(refusal: WebRefusal) -> Response:
     if refusal.retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
     return _json({"error": error}, refusal.status, headers)
-
-
-async def _unknown_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.scope['path']:.80} is not a route of this service."
-    return _refused(WebRefusal(text, error.status_code, "unknown_route"))
-
-
-async def _own_fault(_request: Request, _error: Exception) -> Response:
-    return _refused(WebRefusal("The service has a fault, which its log describes.", 500))

@@ -68,7 +68,7 @@ def main() -> None:
     """Answer until SIGTERM, then finish the requests that run."""
     settings = json.loads(sys.stdin.readline())
     config = uvicorn.Config(
-        Api(settings["url"], settings["model"], settings["keys"]).app(),
+        Api(settings["url"], settings["model"], settings["keys"]),
         http=HeadLimits,
         log_config=None,
         log_level="error",  # a caller could fill the log with warnings about its own requests
