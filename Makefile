@@ -2,7 +2,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-EXTRAS := export,cpu,serve,bench,explore,rtx,trace,dev
+EXTRAS := export,cpu,serve,bench,explore,openai,rtx,trace,dev
 STAMP := $(VENV)/.saccade-installed
 TOOLS := build/supply-tools
 DEPLOY_TOOLS := build/deploy-tools

@@ -81,6 +81,13 @@ def connect_asyncio(url: str) -> Any:
     return InferenceServerClient(place, ssl=place != url, channel_args=_arguments(place, {}))
 
 
+def channel_asyncio(url: str) -> Any:
+    """Return a bare gRPC channel without TLS for the running event loop."""
+    import grpc
+
+    return grpc.aio.insecure_channel(check_url(url), options=_arguments(url, {}))
+
+
 def connect_alone(url: str) -> Any:
     """Return a client that shares nothing with others, such as the waits between attempts."""
     return connect(url, **{"grpc.use_local_subchannel_pool": 1})

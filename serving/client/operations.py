@@ -436,7 +436,7 @@ def _embeddings(
 ) -> Steps[Embeddings]:
     results = yield array_call(inputs, ("embedding", *_NAMES, *marks), parameters)
     space = view.space if marks else parameters.get("space")
-    by = makers(results)
+    by = makers(results) if space else ()
     variant, sha256 = (space, view.sha256(space)) if space else made_by(results)
     if variant not in view.variants:
         raise ServerFailed(
@@ -446,7 +446,7 @@ def _embeddings(
     vectors = np.concatenate([output(result, "embedding") for result in results])
     slots = view.runtime_metadata(variant).get("slots_sha256", "")
     certified = all(output(result, "certified").all() for result in results) if marks else True
-    return Embeddings(vectors, variant, sha256, slots, by if space else (), certified)
+    return Embeddings(vectors, variant, sha256, slots, by, certified)
 
 
 def _read(results: Sequence[Any], read: Callable[[Any], list[_T]]) -> list[_T]:

@@ -21,7 +21,7 @@ _RETURN_CONSTANT = 0x06  # BPF_RET | BPF_K
 _LISTEN, _ESTABLISHED = "0A", "01"
 _TABLES = {"/proc/net/tcp": socket.AF_INET, "/proc/net/tcp6": socket.AF_INET6}
 
-PORTS = ("grpc_port", "http_port", "metrics_port", "ready_port")
+PORTS = ("grpc_port", "http_port", "metrics_port", "ready_port", "openai")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class ServeOptions(Options):
     http_port: Port = 8000  # port for inference over HTTP, with --http
     metrics_port: Port = 8002  # port for Prometheus metrics
     ready_port: Port = 8003  # port where GET /ready returns 200 or 503
+    # also answer clients of OpenAI's API on this port: /v1/embeddings and others
+    openai: Port | None = None
+    # file with a key per line; callers of --openai must send one (required beyond loopback)
+    openai_key_file: Path | None = None
     # seconds without progress after which a start has failed; ten times as long with progress
     start_timeout_s: Positive = 60
     probe_interval_s: Positive = 5  # seconds between two test inferences of each variant
@@ -71,18 +75,17 @@ def with_ports(options: ServeOptions) -> ServeOptions:
 
 
 def listening(options: ServeOptions) -> tuple[str, ...]:
-    """Return the option fields of the ports that the server listens on.
+    """Return the option fields of the ports that the server and the processes beside it use.
 
     Raises: SaccadeError for an HTTP port if HTTP is off.
     """
-    if options.http:
-        return PORTS
-    if options.http_port not in (0, ServeOptions.http_port):
+    if not options.http and options.http_port not in (0, ServeOptions.http_port):
         raise SaccadeError(
             f"--http-port {options.http_port}: HTTP is off. Pass --http to turn it on (Python: "
             "ServeOptions(http=True)), or drop the port and call over gRPC."
         )
-    return tuple(name for name in PORTS if name != "http_port")
+    off = () if options.http else ("http_port",)
+    return tuple(name for name in PORTS if name not in off and getattr(options, name) is not None)
 
 
 def address(host: str, port: int) -> str:

@@ -7,7 +7,6 @@ the metrics of the supervisor. While no server runs, the page contains only the 
 """
 
 import http.client
-import ipaddress
 import json
 import re
 import socket
@@ -18,13 +17,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from saccade.serving.client.readiness import Readiness
 from saccade.serving.server.addresses import address, port_in_use
+from saccade.serving.web.origin import foreign
 
 MAX_CONNECTIONS = 64
 MAX_SECONDS = 5.0  # from connection to the last byte of the answer, for slow callers too
@@ -83,31 +81,6 @@ class HttpEndpoint:
 def json_line(content: dict[str, Any]) -> bytes:
     """Return the body of a JSON answer."""
     return json.dumps(content).encode() + b"\n"
-
-
-def foreign(headers: Message) -> str:
-    """Return why a request seems to come from a page of another site; empty if it does not.
-
-    With DNS rebinding, the host name of a foreign page resolves to this machine, and the browser
-    lets that page read our answers. Only an address or this machine's own name is therefore
-    accepted as host.
-    """
-    host = headers.get("Host", "")
-    if host and not _is_own(urlsplit(f"//{host}").hostname or host):
-        return f"Host {host!r:.80} is neither an address nor a name of this machine"
-    origin = headers.get("Origin")
-    if origin is not None and origin != f"http://{host}":
-        return f"Origin {origin!r:.80} is another site"
-    if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-        return "the request comes from a page of another site"
-    return ""
-
-
-def _is_own(name: str) -> bool:
-    with suppress(ValueError):
-        ipaddress.ip_address(name)
-        return True
-    return name.rstrip(".").lower() in ("localhost", socket.gethostname().lower())
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -226,6 +226,7 @@ def _announce(server: Server, options: ServeOptions) -> None:
     if options.log_format == "json":
         places = {"grpc": server.url, "metrics": server.metrics_url, "ready": server.ready_url}
         places |= {"http": server.http_url} if server.options.http else {}
+        places |= {"openai": server.openai_url} if server.options.openai is not None else {}
         what = {"model": server.model, "variants": list(server.variants)}
         what |= {
             "repository": str(server.repository),
@@ -238,6 +239,8 @@ def _announce(server: Server, options: ServeOptions) -> None:
     verbosity.say(f"repository {server.repository}, SHA-256 {server.repository_sha256[:12]}")
     over_http = f"HTTP {server.http_url}   " if server.options.http else ""
     verbosity.say(f"gRPC {server.url}   {over_http}metrics {server.metrics_url}")
+    if server.options.openai is not None:
+        verbosity.say(f"for clients of OpenAI's API: base URL {server.openai_url}")
     verbosity.say(f"ready: {server.ready_url}   (Ctrl-C stops)")
 
 
@@ -270,6 +273,11 @@ def print_command(
         raise SaccadeError(
             f"--log-format {options.log_format}: the supervisor writes this log, but a printed "
             "command runs without it. Drop the option."
+        )
+    if options.openai is not None:
+        raise SaccadeError(
+            f"--openai {options.openai}: the supervisor starts this API, but a printed command "
+            "runs without it. Drop the option."
         )
     # HTTP is on in the container, because Docker's health check uses it.
     _check_ports(options, _PORTS if container else listening(options))

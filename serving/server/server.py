@@ -30,6 +30,7 @@ from saccade.serving.server.log import SERVICE, ServerLog, report
 from saccade.serving.server.process import ServerProcess, trace_notices
 from saccade.serving.server.run_folder import COPY, RunFolder
 from saccade.serving.server.supervisor import Replacement, Start, Supervisor
+from saccade.serving.server.web_process import WebProcess, read_keys
 
 __all__ = ["ServeOptions", "Server"]
 
@@ -59,12 +60,14 @@ class Server:
         self.options = options or ServeOptions()
         self._supervisor: Supervisor | None = None
         self._metrics: MetricsRelay | None = None
+        self._web: WebProcess | None = None
         self._reloading = threading.Lock()
 
     def __enter__(self) -> "Server":
         installation = find_installation()
         wanted = self.options
         refuse_exposure(wanted, installation)
+        self._keys = read_keys(wanted)
         deployment = read_repository(self.repository)
         requirements = requirements_of(self.repository)
         refuse_unrunnable(self.repository, requirements, installation)
@@ -111,6 +114,8 @@ class Server:
                     supervisor.reloads.copy(),
                 ),
             )
+            if options.openai is not None:
+                self._web = WebProcess(options, self.model, self._keys)
             self._supervisor = supervisor
             supervisor.start()
             supervisor.settled.wait()
@@ -208,6 +213,16 @@ class Server:
         return f"http://{address(self.options.host, self.options.http_port)}"
 
     @property
+    def openai_url(self) -> str:
+        """The base URL for clients of OpenAI's API.
+
+        Raises: SaccadeError if it is off, which is the default.
+        """
+        if self.options.openai is None:
+            raise SaccadeError("This API is off. Turn it on with ServeOptions(openai=8080).")
+        return f"http://{address(self.options.host, self.options.openai)}/v1"
+
+    @property
     def metrics_url(self) -> str:
         """The URL of the Prometheus metrics."""
         return f"http://{address(self.options.host, self.options.metrics_port)}/metrics"
@@ -252,13 +267,17 @@ class Server:
             raise self._supervisor.failure
 
     def _close(self) -> None:
-        supervisor = self._supervisor
+        supervisor, web = self._supervisor, self._web
         try:
+            if web:
+                web.stop()  # first, because its requests need the server
             if supervisor:
                 supervisor.stop()
                 supervisor.finished.wait()
         except KeyboardInterrupt:
             # On a second Ctrl-C, do not wait for requests in flight.
+            if web:
+                web.stop(at_once=True)
             if supervisor:
                 supervisor.stop(at_once=True)
                 supervisor.finished.wait()
@@ -268,6 +287,7 @@ class Server:
             if self._metrics:
                 self._metrics.close()
                 self._metrics = None
+            self._web = None
 
 
 def notices(options: ServeOptions) -> Iterator[tuple[int, str]]:

@@ -49,8 +49,9 @@ CLASSES = {
         "serving/bulk/test_hostile_inputs.py::test_a_table_names_files_below_its_folder_alone",
         "models/test_hub.py::test_no_header_becomes_a_path",
     )),
-    "requests that a file makes this machine send": Closed((
+    "requests that a file or a caller makes this machine send": Closed((
         "serving/bulk/test_hostile_inputs.py::test_no_row_chooses_the_store_that_is_asked",
+        "serving/server/test_openai.py::test_wrong_requests_are_refused",
     )),
     "files and answers without end": Closed((
         "system/test_hostile_files.py::test_what_is_no_file",
@@ -73,6 +74,7 @@ CLASSES = {
     "pages of other sites": Closed((
         "serving/server/test_ready_endpoint.py::test_pages_of_other_sites_are_refused",
         "serving/commands/test_explore.py::test_page_in_chromium",
+        "serving/server/test_openai.py::test_other_sites_are_refused_without_a_key",
     ), is_open=True),
     "growth: files that expand": Closed((
         "export/graph/test_graph_limits.py::"

@@ -47,6 +47,7 @@ ORDER = (
     {"serving.client"},
     {"serving.repository"},
     {"serving.local"},
+    {"serving.web"},
     {"serving.server"},
     {"serving.bulk"},
     {"serving.bench"},
@@ -176,11 +177,14 @@ def test_what_runs_in_the_server_imports_nothing_of_saccade():
 
 
 def test_processes_of_our_own_are_workers():
-    """The server is no program of ours, and what cleans up behind it has to outlive its parent."""
+    """The server is no program of ours, what cleans up behind it has to outlive its parent, and
+    what answers web clients inherits a socket.
+    """
     assert {name_of(path) for path in SOURCES if "Popen" in path.read_text()} == {
         "core/worker.py",
         "serving/server/process.py",
         "serving/server/run_folder.py",
+        "serving/server/web_process.py",
     }
     forked = re.compile(r"multiprocessing|ProcessPoolExecutor|os\.fork|sys\.executable, \"-m\"")
     assert not [name_of(path) for path in SOURCES if forked.search(path.read_text())]
