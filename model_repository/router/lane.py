@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from backlog import Backlog, Ticket
 from calls import fail, refuse
 from outcomes import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE, Refused
-from pace import Mean, Pace, Rate, ServiceTime
+from pace import Pace, ServiceTime
 
 # More work than this is never queued, whatever a caller's timeout. If samples take seconds, this
 # many of them may wait instead.
@@ -49,16 +49,13 @@ class Waiting(NamedTuple):
 class Flight:
     """A group between its start and its answer."""
 
-    __slots__ = ("began_s", "decoding_s", "expected_s", "number", "other", "step_s", "to_decode")
+    __slots__ = ("adapts", "began_s", "decoding_s", "expected_s", "number", "step_s")
 
-    def __init__(self, number: int, expected_s: float, to_decode: float, other: float) -> None:
-        """`number` groups of the lane began before.
-
-        `to_decode` is the work whose images are still files, `other` the share of others.
-        """
+    def __init__(self, number: int, expected_s: float, *, adapts: bool) -> None:
+        """`number` groups of the lane began before; `adapts`: it has requests that adapt."""
         self.number = number
         self.began_s = self.step_s = time.monotonic()
-        self.expected_s, self.to_decode, self.other = expected_s, to_decode, other
+        self.expected_s, self.adapts = expected_s, adapts
         self.decoding_s = 0.0
 
     def left_s(self, now: float) -> float:
@@ -83,14 +80,15 @@ class Lane:
         in_flight: int = 1,
         decoders: int = 0,
         wake: Callable[[], None] = lambda: None,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
+        """`ended` is called after each group."""
         self.name = name
         self.pace, self.service = Pace(), ServiceTime()
-        self.decoding = Mean()  # per unit of work
-        self.other_busy = Rate()  # seconds for requests that do not adapt to the load
         self.in_flight = in_flight
         self.decoders = max(1, decoders)
         self._answer, self._wake, self._decodes = answer, wake, decoders > 0
+        self._ended = ended
         self._group_rows = group_rows
         self._backlog = Backlog(in_flight)
         self._flights: dict[int, Flight] = {}  # by thread
@@ -177,8 +175,6 @@ class Lane:
         """Note that the pool has decoded the images of a request, or could not."""
         with self._changed:
             self._ahead.discard(id(ticket))
-            if error is None:
-                self.decoding.add(ticket.work, seconds)
             decoded = None if error else ticket._replace(megapixels=0.0)
             refused = self._backlog.replace(ticket, decoded) and error is not None
             self._upcoming = self._upcoming or None
@@ -227,6 +223,21 @@ class Lane:
         """Return whether nothing runs or waits, and nothing has run for some seconds."""
         with self._changed:
             return self.idle and self.service.rested_s >= seconds
+
+    @property
+    def together(self) -> threading.Condition:
+        """The lane's lock: what is offered inside it may become one group."""
+        return self._changed
+
+    def adapting_s(self) -> list[float]:
+        """Return the seconds that each group still takes that adapts to the load.
+
+        Also of the groups that wait, for which that is not known.
+        """
+        with self._changed:
+            now, flights = time.monotonic(), self._flights.values()
+            running = [flight.left_s(now) for flight in flights if flight.adapts]
+            return running + [0.0] * math.ceil(self._backlog.adapting / self._group_rows)
 
     def ahead_of(self, ticket: Ticket) -> Waiting:
         """Return what is done before a request that arrives now."""
@@ -298,6 +309,7 @@ class Lane:
                 for ticket in group:
                     fail(ticket.sender, f"the lane of variant '{self.name}' failed", error)
             self._note(work)
+            self._ended()
 
     def _note(self, work: float) -> None:
         with self._changed:
@@ -305,9 +317,6 @@ class Lane:
             seconds = time.monotonic() - flight.began_s - flight.decoding_s
             self.pace.run.add(work, seconds)
             self.service.add(work, seconds)
-            if flight.decoding_s:
-                self.decoding.add(flight.to_decode, flight.decoding_s)
-            self.other_busy.add(flight.other * (flight.decoding_s + seconds) / self.in_flight)
 
     def _next_group(self) -> list[Ticket]:
         with self._changed:
@@ -346,12 +355,11 @@ class Lane:
     def _begin(self, group: list[Ticket]) -> None:
         work = sum(ticket.work for ticket in group)
         megapixels = sum(ticket.megapixels for ticket in group)
-        other = sum(ticket.work for ticket in group if ticket.adapted is None)
+        adapts = any(ticket.adapted is not None for ticket in group)
         self._flights[threading.get_ident()] = Flight(
             self._begun,
             self.pace.seconds(work, megapixels),
-            sum(ticket.work for ticket in group if ticket.megapixels),
-            other / work if work else 0.0,
+            adapts=adapts,
         )
         self._begun += 1
 

@@ -25,7 +25,7 @@ class Blocks(NamedTuple):
     """
 
     of_request: np.ndarray
-    count: int
+    number: int
     shortest: int
 
 
@@ -54,7 +54,7 @@ def share(hits: np.ndarray, blocks: Blocks | None) -> tuple[float, Interval | No
     error = _error(hits.astype(float), blocks, found)
     independent = found * (1 - found) / error**2 if error else blocks.shortest
     independent = min(float(len(hits)), max(1.0, independent))
-    return found, wilson(found * independent, independent, t975(blocks.count - 1))
+    return found, wilson(found * independent, independent, t975(blocks.number - 1))
 
 
 def mean(
@@ -64,7 +64,7 @@ def mean(
     found = float(values[among].mean())
     if blocks is None:
         return found, None
-    half = t975(blocks.count - 1) * _error(np.where(among, values, found), blocks, found)
+    half = t975(blocks.number - 1) * _error(np.where(among, values, found), blocks, found)
     half *= len(values) / among.sum()
     return found, (found - half, found + half)
 
@@ -74,8 +74,8 @@ def _error(values: np.ndarray, blocks: Blocks, centre: float) -> float:
 
     Source: Cochran 1977, equation 2.46.
     """
-    each = np.bincount(blocks.of_request, values - centre, blocks.count)
-    return math.sqrt(blocks.count / (blocks.count - 1) * (each**2).sum()) / len(values)
+    each = np.bincount(blocks.of_request, values - centre, blocks.number)
+    return math.sqrt(blocks.number / (blocks.number - 1) * (each**2).sum()) / len(values)
 
 
 def percentiles(values_ms: np.ndarray) -> dict[str, float]:

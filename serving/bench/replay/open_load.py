@@ -45,13 +45,13 @@ class OpenOrder:
 class Sent:
     """How the requests of one process ended, in the order of its plan."""
 
+    first_errors: dict[str, str]
+    cpu_s: float
     ms: tuple[float, ...]
     lag_ms: tuple[float, ...]
     end: tuple[str, ...]
     variant: tuple[str, ...]
     degraded: tuple[bool, ...]
-    first_errors: dict[str, str]
-    cpu_s: float
 
 
 class Ended(NamedTuple):
@@ -62,13 +62,13 @@ class Ended(NamedTuple):
     Units: ms is from when a request was due until its end, lag_ms until it was sent.
     """
 
+    first_errors: dict[str, str]
+    cpu_s: float
     ms: np.ndarray
     lag_ms: np.ndarray
     end: np.ndarray
     variant: np.ndarray
     degraded: np.ndarray
-    first_errors: dict[str, str]
-    cpu_s: float
 
 
 def send(order: OpenOrder, processes: int = 1) -> Ended:
@@ -93,10 +93,10 @@ def send(order: OpenOrder, processes: int = 1) -> Ended:
                 f"{ended.last_words}"
             ) from ended
     places = np.concatenate([np.arange(at, len(plan), processes) for at in range(processes)])
-    columns = zip(*([*vars(part).values()][:-2] for part in parts), strict=True)
+    columns = zip(*([*vars(part).values()][2:] for part in parts), strict=True)
     joined = [np.concatenate(column)[places.argsort()] for column in columns]
     errors = {end: said for part in parts for end, said in part.first_errors.items()}
-    return Ended(*joined, errors, sum(part.cpu_s for part in parts))
+    return Ended(errors, sum(part.cpu_s for part in parts), *joined)
 
 
 class _Run:
@@ -150,4 +150,4 @@ async def _sent(order: OpenOrder) -> Sent:
     for channel in run.channels:
         await channel.close()
     columns = zip(*run.rows, strict=True) if run.rows else [()] * 5
-    return Sent(*columns, run.errors, time.process_time() - cpu_s)
+    return Sent(run.errors, time.process_time() - cpu_s, *columns)

@@ -3,7 +3,7 @@
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
@@ -78,12 +78,13 @@ class Replayed:
                 "ms late, or later, so this was another load. Pass more --senders, or run the "
                 "command on a machine, or on cores, of its own."
             ]
-        names = sorted({name for one in self.phases for name in one["variants"]})
+        every = sorted({name for one in self.phases for name in one["variants"]}, reverse=True)
+        names = {name: name.removeprefix(f"{self.model}-") for name in every}
         table = table_of("", [_cells(one, names) for one in self.phases])
         return Group(table.to_text(), Text("\n".join(lines)))
 
 
-def _cells(one: dict[str, Any], names: Iterable[str]) -> dict[str, str]:
+def _cells(one: dict[str, Any], names: Mapping[str, str]) -> dict[str, str]:
     rates = {"in time": "in_time", "score": "score", "by score": "by_score"}
     shares = {}
     for heading, name in rates.items():
@@ -98,12 +99,19 @@ def _cells(one: dict[str, Any], names: Iterable[str]) -> dict[str, str]:
         **shares,
         **{name: f"{one[name]:,}" for name in ("late", "refused", "failed")},
         **{f"{name} ms": f"{ms:,.1f}" for name, ms in one["answered_ms"].items()},
-        **{f"{name} %": f"{100 * one['variants'].get(name, 0):.1f}" for name in names},
+        **{f"{s} %": f"{100 * one['variants'].get(n, 0):.1f}" for n, s in names.items()},
     }
 
 
-def replay(log: Path | None, options: ReplayOptions, images: Sequence[Path] = ()) -> Replayed:
+def replay(
+    log: Path | None,
+    options: ReplayOptions,
+    images: Sequence[Path] = (),
+    scores: Mapping[str, float] | None = None,
+) -> Replayed:
     """Send the requests of a log, or generated ones, to a running server when they are due.
+
+    `scores` are by variant, and otherwise those of --scores.
 
     Raises: SaccadeError for a wrong log or option, or if the server refuses one of its kinds of
         request; ServerFailed if it does not answer.
@@ -115,7 +123,8 @@ def replay(log: Path | None, options: ReplayOptions, images: Sequence[Path] = ()
     if generated and options.speed != 1:
         raise SaccadeError("Found --speed with --arrivals, expected a log. Pass another RATE.")
     arrivals = read_log(log, options.seconds) if log else None
-    scores = _scores(options.scores) if options.scores else {}
+    if scores is None:
+        scores = _scores(options.scores) if options.scores else {}
     capacity = None
     with Client(options.url, options.model) as client:
         requests = Requests(options, client.view(), images)

@@ -215,9 +215,8 @@ def ended_of(ms, end=OK, variant="a", degraded=False, count=None):
         return np.array([value] * count) if np.isscalar(value) and count else np.asarray(value)
 
     count = count or len(ms)
-    return Ended(
-        column(ms), np.zeros(count), column(end), column(variant), column(degraded), {}, 0.0
-    )
+    arrays = map(column, (ms, [0.0] * count, end, variant, degraded))
+    return Ended({}, 0.0, *arrays)
 
 
 def test_what_is_late_refused_and_failed():
