@@ -183,7 +183,7 @@ class Adaptive:
                             fail(ticket.sender, "no candidate could be chosen", error)
 
     def expire(self) -> None:
-        """Refuse the waiting requests whose time has run out."""
+        """Refuse the requests whose time has run out, and continue if a lane has refused some."""
         with self._lock:
             expired = self._backlog.expired()
         for ticket in expired:
@@ -191,6 +191,7 @@ class Adaptive:
             refuse(
                 ticket.sender, "the request's timeout ran out before a variant was free", TIMEOUT
             )
+        self.go_on()
 
     def close(self) -> None:
         """Give all that waits to the lanes, which answer it before they close."""

@@ -381,6 +381,17 @@ def test_what_waits_is_refused_when_its_time_has_run_out(clock, monkeypatch):
     assert refused == [src.outcomes.TIMEOUT]
 
 
+def test_what_a_lane_has_refused_is_not_waited_for(clock):
+    """No group of it ends, such as one of the second step of a policy whose time has run out."""
+    simulation = Simulation(clock)
+    simulation.measure()
+    simulation.ask()
+    assert simulation.ask() is None
+    simulation.lanes["full", ""].waiting.clear()
+    simulation.adaptive.expire()
+    assert [one.choice for one in simulation.released] == ["full"]
+
+
 def test_a_choice_that_fails_costs_its_own_requests_only(clock, monkeypatch):
     failed = []
     monkeypatch.setattr(src.adaptive, "fail", lambda sender, text, error: failed.append(error))

@@ -58,6 +58,18 @@ def test_under_more_load_a_smaller_budget_answers_without_a_certificate(adaptive
     assert marks(answer) == [("int32", {1}), ("bool", {False}), ("bool", {True})]
 
 
+def test_a_request_waits_for_its_choice_until_the_group_before_it_has_ended(adaptive):
+    adaptive.go[FULL].clear()
+    requests = [Request([shade]) for shade in (1, 2)]
+    for request in requests:
+        execute(adaptive, [request])
+    assert adaptive.adaptive._backlog.requests == 1
+    adaptive.late = {FULL, "safe"}
+    adaptive.go[FULL].set()
+    names = [set(texts(request.answer()["variant"])) for request in requests]
+    assert names == [{FULL}, {MIDDLE}]
+
+
 def test_if_nothing_is_in_time_the_request_is_refused_at_once(adaptive):
     adaptive.late = {FULL, "safe", MIDDLE, SMALL}
     request = Request([1])
