@@ -4,7 +4,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from choose import RequestRefused
@@ -94,6 +94,7 @@ class Line:
     def __init__(self, done: float = 0.0) -> None:
         self.tickets: deque[Ticket] = deque()
         self.work, self.megapixels, self.size = 0.0, 0.0, 0
+        self.adapting = 0  # requests that adapt to the load
         self.done = done  # work done for the caller so far
 
     def add(self, ticket: Ticket) -> None:
@@ -138,13 +139,14 @@ class Line:
         """Return a line that can be changed alone."""
         copy = Line(self.done)
         copy.tickets, copy.work = self.tickets.copy(), self.work
-        copy.megapixels, copy.size = self.megapixels, self.size
+        copy.megapixels, copy.size, copy.adapting = self.megapixels, self.size, self.adapting
         return copy
 
     def _count(self, ticket: Ticket, sign: int) -> None:
         self.work += sign * ticket.work
         self.megapixels += sign * ticket.megapixels
         self.size += sign * ticket.size
+        self.adapting += sign * (ticket.adapted is not None)
 
 
 class Backlog:
@@ -175,6 +177,16 @@ class Backlog:
     def requests(self) -> int:
         """Number of waiting requests."""
         return sum(len(line.tickets) for line in self._lines.values())
+
+    @property
+    def adapting(self) -> int:
+        """Number of waiting requests that adapt to the load."""
+        return sum(line.adapting for line in self._lines.values())
+
+    @property
+    def tickets(self) -> Iterator[Ticket]:
+        """All waiting requests."""
+        return (ticket for line in self._lines.values() for ticket in line.tickets)
 
     @property
     def cost(self) -> tuple[float, float]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forecast when the router would answer a request, and how busy each lane would be.
+"""Forecast when the router would answer a request.
 
 The lanes measure themselves. The server does not tell how long requests wait in it before the
 router receives them, so the router sends itself a probe through the queue of the server, while
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from routes import Route, Routes
 
 
-# Seconds after its last measurement from which a lane has rested.
-RESTED_S = 0.5
 # A later step that is reached with less than this probability does not count.
 RARE_SHARE = 0.05
 # Weight of the calibration's shares of rows that reach a step, in rows of traffic.
@@ -86,56 +84,14 @@ class Forecast:
         """Return the seconds that a request would take if nothing else was waiting."""
         return self._sum(candidate, ticket, lambda *_: 0.0)
 
-    def busy(
-        self, shares_of_load: Sequence[tuple[Candidate, float]], role: str, rows: int
-    ) -> float:
-        """Return how busy the busiest lane of the first candidate would be; 1 is always busy.
-
-        `shares_of_load` are the candidates that answer requests which adapt to the load, and their
-        rows per second; `rows` are those of one request.
-        """
-        first, *others = [self._demand(each, role, rate, rows) for each, rate in shares_of_load]
-        return max(
-            demand
-            + sum(other.get(name, 0.0) for other in others)
-            + self._lanes[name, role].other_busy.per_second
-            for name, demand in first.items()
-        )
-
-    def rests(self, candidate: Candidate, role: str) -> bool:
-        """Return whether the candidate's first lane is idle, and was not measured lately."""
-        lane = self._lane(candidate.routes[0], role)
-        return lane.idle and lane.service.rested_s > RESTED_S
-
     def seems_slow(self, candidate: Candidate, role: str) -> bool:
         """Return whether a forecast that the candidate is too slow should be tried now.
 
         A candidate that gets no requests would otherwise seem too slow forever. Its lanes are idle,
         so only one request at a time finds out.
         """
-        idle = all(self._lane(route, role).idle for route in candidate.routes)
-        return idle and self.unsure(candidate, role)
-
-    def unsure(self, candidate: Candidate, role: str) -> bool:
-        """Return whether a forecast that the candidate is too slow should be tried."""
-        return any(self._lane(route, role).service.unsure for route in candidate.routes)
-
-    def _demand(
-        self, candidate: Candidate, role: str, rows_per_s: float, rows: int
-    ) -> dict[str, float]:
-        """Return the time per second that each variant's lane would need."""
-        steps = zip(candidate.routes, self._shares(candidate), strict=True)
-        needed = {}
-        # Images are the same for all lanes. One that was last measured at its start seems too slow.
-        mine = [lane for (_, part), lane in self._lanes.items() if part == role]
-        measured = [lane.decoding.of(1.0) for lane in mine]
-        decoding_s = min((seconds for seconds in measured if seconds), default=0.0)
-        for route, share in steps:
-            group = _group(route, share * rows)
-            lane = self._lane(route, role)
-            row_s = self._seconds(route, role, group) / group / lane.in_flight
-            needed[route.name] = rows_per_s * share * (row_s + decoding_s / lane.decoders)
-        return needed
+        lanes = [self._lane(route, role) for route in candidate.routes]
+        return all(lane.idle for lane in lanes) and any(lane.service.unsure for lane in lanes)
 
     def _sum(
         self, candidate: Candidate, ticket: Ticket, wait: Callable[[Route, Ticket], float]

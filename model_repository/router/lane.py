@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from backlog import Backlog, Ticket
 from calls import fail, refuse
 from outcomes import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE, Refused
-from pace import Mean, Pace, Rate, ServiceTime
+from pace import Pace, ServiceTime
 
 # More work than this is never queued, whatever a caller's timeout. If samples take seconds, this
 # many of them may wait instead.
@@ -50,22 +50,16 @@ class Waiting(NamedTuple):
 class Flight:
     """A group between its start and its answer."""
 
-    __slots__ = (
-        *("began_s", "between", "decoding_s", "expected_s", "number", "other", "step_s"),
-        "to_decode",
-    )
+    __slots__ = ("adapts", "began_s", "between", "decoding_s", "expected_s", "number", "step_s")
 
-    def __init__(
-        self, number: int, expected_s: float, to_decode: float, other: float, *, between: bool
-    ) -> None:
-        """`number` groups of the lane began before.
+    def __init__(self, number: int, expected_s: float, *, adapts: bool, between: bool) -> None:
+        """`number` groups of the lane began before; `adapts`: it has requests that adapt.
 
-        `to_decode` is the work whose images are still files, `other` the share of others.
         `between`: it is answered between two parts of another group, which has the same number.
         """
         self.number, self.between = number, between
         self.began_s = self.step_s = time.monotonic()
-        self.expected_s, self.to_decode, self.other = expected_s, to_decode, other
+        self.expected_s, self.adapts = expected_s, adapts
         self.decoding_s = 0.0
 
     def left_s(self, now: float) -> float:
@@ -90,14 +84,15 @@ class Lane:
         in_flight: int = 1,
         decoders: int = 0,
         wake: Callable[[], None] = lambda: None,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
+        """`ended` is called after each group."""
         self.name = name
         self.pace, self.service = Pace(), ServiceTime()
-        self.decoding = Mean()  # per unit of work
-        self.other_busy = Rate()  # seconds for requests that do not adapt to the load
         self.in_flight = in_flight
         self.decoders = max(1, decoders)
         self._answer, self._wake, self._decodes = answer, wake, decoders > 0
+        self._ended = ended
         self._group_rows = group_rows
         self._backlog = Backlog(in_flight)
         self._flights: dict[int, Flight] = {}  # by thread
@@ -182,6 +177,7 @@ class Lane:
         with self._changed:
             outer.began_s += time.monotonic() - began_s
             self._flights[threading.get_ident()] = outer
+        self._ended()
 
     def decoded(self, megapixels: float, seconds: float) -> None:
         """Note how long decoding took, which is not counted as the model's time."""
@@ -215,8 +211,6 @@ class Lane:
         """Note that the pool has decoded the images of a request, or could not."""
         with self._changed:
             self._ahead.discard(id(ticket))
-            if error is None:
-                self.decoding.add(ticket.work, seconds)
             decoded = None if error else ticket._replace(megapixels=0.0)
             refused = self._backlog.replace(ticket, decoded) and error is not None
             self._upcoming = self._upcoming or None
@@ -265,6 +259,21 @@ class Lane:
         """Return whether nothing runs or waits, and nothing has run for some seconds."""
         with self._changed:
             return self.idle and self.service.rested_s >= seconds
+
+    @property
+    def together(self) -> threading.Condition:
+        """The lane's lock: what is offered inside it may become one group."""
+        return self._changed
+
+    def adapting_s(self) -> list[float]:
+        """Return the seconds that each group still takes that adapts to the load.
+
+        Also of the groups that wait, for which that is not known.
+        """
+        with self._changed:
+            now, flights = time.monotonic(), self._flights.values()
+            running = [flight.left_s(now) for flight in flights if flight.adapts]
+            return running + [0.0] * math.ceil(self._backlog.adapting / self._group_rows)
 
     def ahead_of(self, ticket: Ticket) -> Waiting:
         """Return what is done before a request that arrives now."""
@@ -330,6 +339,7 @@ class Lane:
     def _serve(self) -> None:
         while group := self._next_group():
             self._run(group)
+            self._ended()
 
     def _run(self, group: list[Ticket]) -> None:
         try:
@@ -346,9 +356,6 @@ class Lane:
             seconds = time.monotonic() - flight.began_s - flight.decoding_s
             self.pace.run.add(work, seconds)
             self.service.add(work, seconds)
-            if flight.decoding_s:
-                self.decoding.add(flight.to_decode, flight.decoding_s)
-            self.other_busy.add(flight.other * (flight.decoding_s + seconds) / self.in_flight)
 
     def _next_group(self) -> list[Ticket]:
         with self._changed:
@@ -392,12 +399,11 @@ class Lane:
     def _begin(self, group: list[Ticket], outer: Flight | None = None) -> None:
         work = sum(ticket.work for ticket in group)
         megapixels = sum(ticket.megapixels for ticket in group)
-        other = sum(ticket.work for ticket in group if ticket.adapted is None)
+        adapts = any(ticket.adapted is not None for ticket in group)
         self._flights[threading.get_ident()] = Flight(
             outer.number if outer else self._begun,
             self.pace.seconds(work, megapixels),
-            sum(ticket.work for ticket in group if ticket.megapixels),
-            other / work if work else 0.0,
+            adapts=adapts,
             between=outer is not None,
         )
         self._begun += 1

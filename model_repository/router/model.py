@@ -23,7 +23,7 @@ from allowance import Allowance
 from answering import LANES, Answering, Arrays, Ready, answer_of
 from backlog import Ticket, caller_of, deadline, time_for
 from calls import Reply, Sender, call, fail, refuse, remaining_us, tensors_of
-from choose import Followed, RequestRefused, Wish, all_policies, by_quality, compared
+from choose import Candidate, Followed, RequestRefused, Wish, all_policies, by_quality, compared
 from decoding import Decoding
 from decoding_pool import DecodingPool
 from forecast import ServerQueue
@@ -72,6 +72,7 @@ class TritonPythonModel:
                 in_flight=groups_in_flight(route.instances),
                 decoders=self.pool.threads if component.encoded else 0,
                 wake=self.pool.wake,
+                ended=self._go_on,
             )
             for route in self.routes.variants
             for role, component in self.family.components().items()
@@ -80,7 +81,7 @@ class TritonPythonModel:
         self.queue = None
         if self.routes.adaptive:
             self.queue = ServerQueue(args["model_name"], self.routes, {PROBE: "lag"}, LANES)
-        self.adaptive = Adaptive(self.routes, self.lanes, self._lag_s)
+        self.adaptive = Adaptive(self.routes, self.lanes, self._release, self._lag_s)
         self.allowance = Allowance()
         self.monitor = PolicyMonitor(self.answering, self.lanes, self.metrics, self._withdraw)
         self.ended = threading.Event()
@@ -92,6 +93,7 @@ class TritonPythonModel:
         self.monitor.close()
         if self.queue:
             self.queue.close()
+        self.adaptive.close()
         for lane in self.lanes.values():
             lane.close()
         self.pool.close()
@@ -120,6 +122,7 @@ class TritonPythonModel:
 
     def _expire(self) -> None:
         while not self.ended.wait(EXPIRE_EVERY_S):
+            self.adaptive.expire()
             for lane in self.lanes.values():
                 lane.expire()
 
@@ -151,7 +154,7 @@ class TritonPythonModel:
             caller=caller_of(request.request_id()),
         )
         if wish:
-            self._adapt(ticket, wish)
+            self.adaptive.offer(wish, ticket)
         elif followed is None:
             self._offer(ticket, choice.route)
         else:
@@ -161,13 +164,19 @@ class TritonPythonModel:
         """Return how long requests wait before the router receives them, as far as is known."""
         return self.queue.lag_s if self.queue else 0.0
 
-    def _adapt(self, ticket: Ticket, wish: Wish) -> None:
-        """Answer a request in the best way that meets its objective.
+    def _go_on(self) -> None:
+        self.adaptive.go_on()
 
-        Raises: Busy if there is none.
-        """
-        candidate, adapted = self.adaptive.choose(wish, ticket)
-        ticket = ticket._replace(adapted=adapted)
+    def _release(self, candidate: Candidate, wish: Wish, ticket: Ticket) -> None:
+        """Pass a request that has waited to the candidate that was chosen for it."""
+        try:
+            self._adapt(candidate, wish, ticket)
+        except RequestRefused as error:
+            refuse(ticket.sender, str(error), INVALID_REQUEST)
+        except Exception as error:
+            fail(ticket.sender, "the router could not pass the request on", error)
+
+    def _adapt(self, candidate: Candidate, wish: Wish, ticket: Ticket) -> None:
         if candidate.policy is not None:
             strict = wish.followed is not None and wish.followed.strict
             late_s = None

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lane measures of itself: seconds per unit of work, of a group, and amounts per second."""
+"""What a lane measures of itself: seconds per unit of work, and of a group."""
 
 import math
 import time
 
 KEEP = 0.9  # weight of the old mean at each measurement: about the last ten count
 
-# Seconds in which arrivals and busy time count.
-RATE_WINDOW_S = 0.5
 # The weight that old measurements keep when a group is measured.
 KEPT_WEIGHT = 0.8
 # Seconds of rest after which old measurements have a tenth of their weight.
@@ -58,39 +56,6 @@ class Pace:
     def seconds(self, work: float, megapixels: float) -> float:
         """Return the expected time for a request of this cost."""
         return self.run.of(work) + self.decode.of(megapixels)
-
-
-class Rate:
-    """An amount per second in a window that slides: what was before it no longer counts.
-
-    The window is approximated by two buckets, so that time and memory do not grow with the load.
-    """
-
-    def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
-        self._window_s = window_s
-        self._before, self._amount, self._begun_s = 0.0, 0.0, -math.inf
-
-    def add(self, amount: float) -> None:
-        """Count an amount."""
-        before, so_far, begun_s = self._buckets(time.monotonic())
-        self._before, self._amount, self._begun_s = before, so_far + amount, begun_s
-
-    @property
-    def per_second(self) -> float:
-        """Mean amount per second."""
-        now_s = time.monotonic()
-        before, amount, begun_s = self._buckets(now_s)
-        in_window = 1.0 - (now_s - begun_s) / self._window_s  # of the bucket before
-        return (in_window * before + amount) / self._window_s
-
-    def _buckets(self, now_s: float) -> tuple[float, float, float]:
-        """Return the amounts in the bucket before and in this one, and when this one began."""
-        passed_s = now_s - self._begun_s
-        if passed_s < self._window_s:
-            return self._before, self._amount, self._begun_s
-        if passed_s < 2 * self._window_s:
-            return self._amount, 0.0, self._begun_s + self._window_s
-        return 0.0, 0.0, now_s
 
 
 class ServiceTime:

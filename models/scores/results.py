@@ -22,7 +22,7 @@ _T975 = (
 Interval = tuple[float, float]
 
 
-def wilson(successes: int, n: int, z: float = Z95) -> Interval:
+def wilson(successes: float, n: float, z: float = Z95) -> Interval:
     """Return Wilson's score interval of a proportion; `z` is the normal quantile of its level.
 
     Raises: SaccadeError unless 0 <= successes <= n and n > 0.
@@ -92,9 +92,14 @@ def paired_log_ratio(a: Sequence[float], b: Sequence[float]) -> Interval:
     if len(a) != len(b) or len(a) < 2 or min(*a, *b) <= 0:
         return -math.inf, math.inf
     ratios = np.log(np.asarray(a, np.float64) / np.asarray(b, np.float64))
-    t = _T975[min(len(a) - 1, len(_T975)) - 1]
-    centre, half = float(ratios.mean()), t * float(ratios.std(ddof=1)) / math.sqrt(len(a))
+    spread = float(ratios.std(ddof=1)) / math.sqrt(len(a))
+    centre, half = float(ratios.mean()), t975(len(a) - 1) * spread
     return centre - half, centre + half
+
+
+def t975(freedom: int) -> float:
+    """Return Student's t at 0.975, with which an interval has 95 %."""
+    return _T975[min(freedom, len(_T975)) - 1]
 
 
 def _resamples(n: int, samples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

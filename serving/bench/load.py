@@ -17,6 +17,7 @@ from typing import Any
 from saccade.core.errors import ServerFailed
 from saccade.core.machine import cpu_seconds, family_of
 from saccade.core.worker import Worker, WorkerEnded
+from saccade.serving.client.connection import channel_arguments, check_url
 
 _SERVICE = "/inference.GRPCInferenceService"
 _PAUSE_AFTER_ERROR_S = 0.01
@@ -129,22 +130,33 @@ def refuse_errors(result: LoadResult, url: str) -> LoadResult:
     return result
 
 
+def channel_to(url: str) -> Any:
+    """Return an asyncio channel for load, with its own connection."""
+    import grpc
+
+    place = check_url(url)
+    own = {
+        # Without separate pools, two streams would share one connection.
+        "grpc.use_local_subchannel_pool": 1,
+        # If the address has several replicas, ipv4:HOST:PORT,HOST:PORT, they are used in turn.
+        "grpc.lb_policy_name": "round_robin",
+    }
+    options = channel_arguments(place, own)
+    if place != url:
+        return grpc.aio.secure_channel(place, grpc.ssl_channel_credentials(), options=options)
+    return grpc.aio.insecure_channel(place, options=options)
+
+
 class _Clients:
     """All clients of one stream on one connection."""
 
     def __init__(self, stream: Stream, order: LoadOrder) -> None:
-        import grpc
         from tritonclient.grpc import service_pb2
 
         self.stream, self._timeout_s, self._longest_s = stream, order.timeout_s, 0.0
         self.done: list[tuple[float, float]] = []
         self.failed: list[tuple[float, str, str]] = []
-        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        # Without separate pools, two streams would share one connection.
-        own = ("grpc.use_local_subchannel_pool", 1)
-        # If the address has several replicas, ipv4:HOST:PORT,HOST:PORT, they are used in turn.
-        turns = ("grpc.lb_policy_name", "round_robin")
-        self.channel = grpc.aio.insecure_channel(order.url, options=[*unlimited, own, turns])
+        self.channel = channel_to(order.url)
         self.call = self.channel.unary_unary(
             f"{_SERVICE}/ModelInfer",
             response_deserializer=service_pb2.ModelInferResponse.FromString,

@@ -3,7 +3,7 @@
 
 import ipaddress
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,7 +70,8 @@ def connect(url: str, **options: int) -> Any:
     place = check_url(url)
     from tritonclient.grpc import InferenceServerClient
 
-    return InferenceServerClient(place, ssl=place != url, channel_args=_arguments(place, options))
+    arguments = channel_arguments(place, options)
+    return InferenceServerClient(place, ssl=place != url, channel_args=arguments)
 
 
 def connect_asyncio(url: str) -> Any:
@@ -78,7 +79,7 @@ def connect_asyncio(url: str) -> Any:
     place = check_url(url)
     from tritonclient.grpc.aio import InferenceServerClient
 
-    return InferenceServerClient(place, ssl=place != url, channel_args=_arguments(place, {}))
+    return InferenceServerClient(place, ssl=place != url, channel_args=channel_arguments(place, {}))
 
 
 def channel_asyncio(url: str) -> Any:
@@ -93,7 +94,8 @@ def connect_alone(url: str) -> Any:
     return connect(url, **{"grpc.use_local_subchannel_pool": 1})
 
 
-def _arguments(url: str, options: dict[str, int]) -> list[tuple[str, int]]:
+def channel_arguments(url: str, options: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the arguments of a channel to an address without its prefix."""
     arguments = {
         "grpc.max_send_message_length": _LARGEST_MESSAGE,
         "grpc.max_receive_message_length": _LARGEST_MESSAGE,
@@ -142,7 +144,12 @@ def is_unreachable(error: Any) -> bool:
 
 def is_queue_full(error: Any) -> bool:
     """Return True if the server refused a request only because many others are waiting."""
-    return _BUSY.search(str(error.message())) is not None
+    return says_busy(str(error.message()))
+
+
+def says_busy(text: str) -> bool:
+    """Return True if a refusal's words mean that others were waiting, or that time ran out."""
+    return _BUSY.search(text) is not None
 
 
 @contextmanager

@@ -9,7 +9,9 @@ from dataclasses import fields
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
 
 from saccade.core.errors import SaccadeError
 from saccade.core.escaping import escaped_line
@@ -19,6 +21,7 @@ from saccade.core.verbosity import say
 from saccade.models.attention_maps import Drawing, MapRow, ShowRequest
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
+from saccade.serving.bench.replay.options import ReplayOptions
 from saccade.serving.client import operations
 from saccade.serving.client.answers import Segmentation
 from saccade.serving.client.call_options import (
@@ -260,6 +263,29 @@ def edit(image: Image, options: EditOptions) -> Result:
     beside = "" if options.raw else ", drawn next to the image"
     text = f"{options.out}: slot {options.slot} changed, {width} x {height} pixels{beside}"
     return Answer(data, text)
+
+
+def replay(
+    options: ReplayOptions,
+    log: Annotated[
+        Positional[Path | None],
+        arg(help="CSV or JSON lines: time, and optionally size, budget and caller"),
+    ] = None,
+) -> Result:
+    """Send the requests of an arrival log to a running server, and tell which are in time.
+
+    Requests are sent when they are due, however earlier ones end, and their times count from then.
+    Without a log, arrivals are generated: random ones, bursts, or a step.
+
+    Examples:
+        # replay an hour at twice its speed
+        saccade replay requests.csv --model digits --deadline-ms 100 --speed 2
+        # bursts at 0.7 of the capacity
+        saccade replay --model digits --arrivals gamma:0.7x,4 --deadline-ms 100
+    """
+    from saccade.serving.bench.replay.replay import replay
+
+    return replay(log, options, image_files((options.images,)) if options.images else ())
 
 
 def show(image: Image, options: ShowOptions) -> Result:

@@ -215,6 +215,7 @@ _TABLE = (
     Command(calls.answer, "Call a server"),
     Command(calls.caption, "Call a server"),
     Command(calls.edit, "Call a server", closing=closings.output),
+    Command(calls.replay, "Call a server"),
     Command(calls.show, "Inspect", closing=closings.output),
     Command(explore, "Inspect", "explore"),
     Command(artefacts.inspect, "Inspect"),

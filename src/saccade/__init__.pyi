@@ -33,6 +33,7 @@ from saccade.serving.bench.options import BenchOptions as BenchOptions
 from saccade.serving.bench.options import SweepOptions as SweepOptions
 from saccade.serving.bench.plan import PlanOptions as PlanOptions
 from saccade.serving.bench.plan import plan as plan
+from saccade.serving.bench.replay.options import ReplayOptions as ReplayOptions
 from saccade.serving.bench.sweep.choice import ChooseOptions as ChooseOptions
 from saccade.serving.bench.sweep.choice import choose as choose
 from saccade.serving.bench.sweep.sweep import sweep as sweep
@@ -53,6 +54,7 @@ from saccade.serving.commands.calls import caption as caption
 from saccade.serving.commands.calls import classify as classify
 from saccade.serving.commands.calls import edit as edit
 from saccade.serving.commands.calls import embed as embed
+from saccade.serving.commands.calls import replay as replay
 from saccade.serving.commands.calls import segment as segment
 from saccade.serving.commands.calls import show as show
 from saccade.serving.commands.demo import DemoOptions as DemoOptions

@@ -3,25 +3,14 @@
 
 import pytest
 from support.serving.routers import src
-from test_adaptive import SLO_S, Lane, Simulation, degraded
+from test_adaptive import SLO_S, Simulation, degraded
 
 CARRIED = 1000.0  # rows per second of the cheapest variant, if nothing else runs
-
-
-class SharingLane(Lane):
-    """A lane that is slowed by each other lane that runs."""
-
-    def start(self):
-        others = [one for one in self.simulation.lanes.values() if one.until_s is not None]
-        self.slow = 1.0 + len(others)
-        super().start()
 
 
 @pytest.fixture
 def simulation(clock):
     made = Simulation(clock)
-    for lane in made.lanes.values():
-        lane.__class__ = SharingLane
     made.forecasts, forecast = 0, made.adaptive.forecast
 
     def counted(own):
@@ -31,7 +20,7 @@ def simulation(clock):
 
         return count
 
-    forecast._sum, forecast.busy = counted(forecast._sum), counted(forecast.busy)
+    forecast._sum = counted(forecast._sum)
     return made
 
 
@@ -42,7 +31,7 @@ def test_a_hopeless_load_gets_as_many_answers_as_the_cheapest_variant_has(simula
     simulation.load(8 * CARRIED, 1)
     fell_s = simulation.clock.now
     answers = [one for one in simulation.done if one[1] and began_s < one[0] + one[2] <= fell_s]
-    assert {choice for _, choice, _, _ in answers} == {"small"}, "one lane: more slow it down"
+    assert {choice for _, choice, _, _ in answers} == {"small"}
     assert all(waited <= SLO_S for _, _, waited, _ in answers)
     assert len(answers) > 0.95 * CARRIED
     after = simulation.load(30, 6)
@@ -70,7 +59,7 @@ def test_a_variant_that_seems_too_slow_is_tried_again(simulation, calls):
         with pytest.raises(src.adaptive.Busy):
             simulation.ask()
         simulation.clock.now += 2.1
-    assert simulation.ask()[0].name == "small"
+    assert simulation.ask().choice == "small"
     simulation.adaptive._lag_s = lambda: SLO_S
     with pytest.raises(src.adaptive.Busy):
         simulation.ask()
@@ -81,50 +70,13 @@ def test_a_variant_that_seems_too_slow_is_tried_again(simulation, calls):
         simulation.ask()
 
 
-def test_a_decision_needs_about_one_forecast_also_under_overload(simulation):
+def test_a_request_needs_few_forecasts_also_under_overload(simulation):
     """Counted, not timed: the router decides in one thread, and a refusal must be cheap."""
-    for rate, most in ((50, 1.5), (130, 3.0), (8 * CARRIED, 1.0)):
+    for rate, most in ((50, 8.0), (130, 8.0), (8 * CARRIED, 1.5)):
         simulation.load(rate, 1)
         simulation.forecasts = 0
         done = simulation.load(rate, 1)
         assert simulation.forecasts <= most * len(done), rate
-
-
-def test_a_burst_is_compared_once(simulation):
-    simulation.load(20, 4)
-    counts = []
-    for _ in range(60):
-        simulation.forecasts = 0
-        simulation.arrive()
-        counts.append(simulation.forecasts)
-    assert sorted(counts)[-5] <= 3, "the level twice, and who has answered the one before"
-
-
-def test_a_burst_never_goes_to_a_better_candidate(simulation):
-    simulation.load(30, 2)
-    (level,) = simulation.adaptive._levels.values()
-    level.fall(3, simulation.clock.now)
-    simulation.lanes["half", ""].waiting.extend([None] * 500)
-    names = {simulation.ask()[0].name for _ in range(20)}
-    assert names == {"small"}
-
-
-def test_better_lanes_are_not_measured_while_requests_are_refused(simulation):
-    simulation.load(50, 2)
-    (level,) = simulation.adaptive._levels.values()
-    now = simulation.clock.now + 10
-    simulation.clock.now = now
-    level.asked(now)
-    level.fall(4, now)
-    level.missed_s = now - 0.4
-    assert simulation.ask()[0].name == "small"
-    level.missed_s = now - 0.6
-    small = simulation.lanes["small", ""]
-    small.waiting.extend([None] * 120)
-    assert simulation.ask()[0].name == "small", "most of the time is needed"
-    small.waiting.clear()
-    assert simulation.ask()[0].name != "small"
-    assert simulation.ask()[0].name == "small", "only a small share"
 
 
 def arrival(simulation, left_s=float("inf"), rows=1):
@@ -147,51 +99,10 @@ def test_what_is_late_on_arrival_is_refused_without_a_forecast(simulation):
         simulation.clock.now += 0.11
         with pytest.raises(src.adaptive.Busy):
             arrival(simulation)
-    (level,) = simulation.adaptive._levels.values()
-    assert simulation.forecasts == 0 and level.current.name == "small"
+    assert simulation.forecasts == 0
     lag[0] = 0.0
     arrival(simulation)
-    simulation.load(30, 4)
-    assert simulation.ask()[0].name == "full"
-
-
-def test_decoding_makes_a_lane_busy(simulation):
-    simulation.load(50, 2)
-    (level,) = simulation.adaptive._levels.values()
-    forecast, shares = simulation.adaptive.forecast, [(level.current, 50.0)]
-    before = forecast.busy(shares, "", 1)
-    simulation.lanes["small", ""].decoding.add(10.0, 5.0)  # its first image
-    simulation.lanes["half", ""].decoding.add(10.0, 0.1)
-    assert forecast.busy(shares, "", 1) == pytest.approx(before + 0.5)
-
-
-def test_a_long_load_is_no_rise_that_came_too_early(clock):
-    level = src.adaptive.Level((None,) * 2)
-    for _ in range(4):
-        level.fall(1, clock.now)
-        while level.at:
-            clock.now += 0.05
-            level.rise([True], clock.now)
-    level.fall(1, clock.now)
-    for _ in range(60):
-        clock.now += 0.05
-        level.rise([False], clock.now)
-    began_s = clock.now
-    while level.at:
-        clock.now += 0.05
-        level.rise([True], clock.now)
-    assert clock.now - began_s < src.adaptive.HOLD_S + 0.2 < src.adaptive.MOST_HOLD_S
-
-
-@pytest.mark.parametrize("share, name", [(0.85, "full"), (0.95, "safe")])
-def test_the_best_candidate_is_kept_for_as_long_as_a_lane_would(simulation, share, name):
-    simulation.load(20, 4)
-    forecast = simulation.adaptive.forecast
-    own = forecast.answer_s
-    forecast.answer_s = lambda candidate, ticket: (
-        share * SLO_S if candidate.name == "full" else own(candidate, ticket)
-    )
-    assert simulation.ask()[0].name == name
+    assert degraded(simulation.load(30, 4)) == 0
 
 
 def test_a_refusal_is_repeated_before_the_inputs_are_read(simulation):

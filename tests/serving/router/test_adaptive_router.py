@@ -58,6 +58,18 @@ def test_under_more_load_a_smaller_budget_answers_without_a_certificate(adaptive
     assert marks(answer) == [("int32", {1}), ("bool", {False}), ("bool", {True})]
 
 
+def test_a_request_waits_for_its_choice_until_the_group_before_it_has_ended(adaptive):
+    adaptive.go[FULL].clear()
+    requests = [Request([shade]) for shade in (1, 2)]
+    for request in requests:
+        execute(adaptive, [request])
+    assert adaptive.adaptive._backlog.requests == 1
+    adaptive.late = {FULL, "safe"}
+    adaptive.go[FULL].set()
+    names = [set(texts(request.answer()["variant"])) for request in requests]
+    assert names == [{FULL}, {MIDDLE}]
+
+
 def test_if_nothing_is_in_time_the_request_is_refused_at_once(adaptive):
     adaptive.late = {FULL, "safe", MIDDLE, SMALL}
     request = Request([1])
@@ -101,11 +113,6 @@ def test_equal_parameters_are_read_once_and_few_are_kept(adaptive):
     assert (kept.hits, kept.currsize) == (1, 2) and kept.maxsize == 256
 
 
-def test_a_lane_measures_decoding_apart(adaptive, eventually):
-    answer_of(adaptive)
-    eventually(lambda: adaptive.lanes[FULL, ""].decoding.of(1.0) > 0, True)
-
-
 @pytest.mark.parametrize("parameters", [{"budget": 1}, {"budget": "b1000"}])
 def test_a_request_that_names_a_budget_is_never_changed(adaptive, parameters):
     adaptive.late = {FULL, "safe"}
@@ -128,7 +135,7 @@ def test_a_risk_is_kept_or_the_request_is_refused(adaptive):
     assert adaptive.calls[0][0] == SMALL
     for late, risk in (({"full model", "safe"}, 0.01), ({"full model"}, 0.001)):
         adaptive.late = late
-        adaptive.adaptive._levels.clear()
+        adaptive.adaptive.forget()
         request = Request([1], max_risk=risk)
         execute(adaptive, [request])
         assert request.error()[0] == "unavailable"
@@ -192,7 +199,7 @@ def test_choices_are_counted(adaptive, pb):
     adaptive.late = {FULL}
     answer_of(adaptive, SHADES)
     adaptive.late = {FULL, "safe"}
-    adaptive.adaptive._levels.clear()
+    adaptive.adaptive.forget()
     answer_of(adaptive)
     answer_of(adaptive, budget=1)
     adaptive.finalize()

@@ -147,7 +147,6 @@ def test_what_the_pool_decodes_is_not_taken_off_the_models_time(pooled, ticket, 
     made.answering.set()
     eventually(lambda: lane.report()["groups"] == 2, 5)
     assert lane.pace.decode.of(1) == 1000 and lane.pace.run.of(1) > 0
-    assert lane.decoding.of(1) < 30, "what the threads took, not what the lane was told"
 
 
 def test_large_images_have_threads_of_low_priority(pooled, ticket, eventually):

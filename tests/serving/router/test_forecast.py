@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a choice by load is made of: forecasts, rates, the share that goes on, and a level."""
+"""What a choice by load is made of: forecasts, and the share that goes on."""
 
 import pytest
 from support.serving.routers import src
@@ -56,26 +56,8 @@ def test_a_request_of_more_rows_than_a_group_is_a_group_of_its_own(clock):
         full.service.add(4, 0.02)
         clock.now += 0.05
     candidate = src.choose.Candidate("full", single[:1])
-    assert forecast.busy([(candidate, 100.0)], "", rows=4) == pytest.approx(0.5)
     full.waiting.extend([None] * 8)
     assert forecast.answer_s(candidate, ticket_of(4, clock.now)) == pytest.approx(0.06)
-
-
-def test_a_rate_forgets_what_was_before_its_window(clock):
-    rate = src.pace.Rate()
-    assert rate.per_second == 0.0
-    for _ in range(300):
-        clock.now += 0.01
-        rate.add(2.0)
-    assert rate.per_second == pytest.approx(200, rel=0.05)
-    while clock.now < 103 + 2 * src.pace.RATE_WINDOW_S:
-        before = rate.per_second
-        clock.now += 0.05
-        rate.add(0.5)
-        assert rate.per_second < before + 1e-6
-    assert rate.per_second == pytest.approx(10, rel=0.15)
-    clock.now += 2 * src.pace.RATE_WINDOW_S
-    assert rate.per_second == 0.0
 
 
 def test_the_share_that_goes_on_is_learned(pb):
@@ -85,46 +67,3 @@ def test_the_share_that_goes_on_is_learned(pb):
         reach.add([0, 5, 5])
     assert reach.shares == pytest.approx([1, 1, 0.5], abs=0.03)
     assert src.forecast.Reach(3).shares == [1, 0.5, 0.25]
-
-
-def test_a_level_rises_when_a_better_candidate_has_fit_for_some_time(clock):
-    def seconds_until_it_rises(level):
-        began_s = clock.now
-        while level.at:
-            clock.now += 0.05
-            level.rise([True] * level.at, clock.now)
-        return clock.now - began_s
-
-    level = src.adaptive.Level((None,) * 3)
-    level.fall(2, clock.now)
-    for fit in (True, False) * 20:
-        clock.now += src.adaptive.HOLD_S / 2
-        level.rise([fit, False], clock.now)
-    assert level.at == 2, "it never fit for long"
-    waits = []
-    for _ in range(4):
-        waits.append(seconds_until_it_rises(level))
-        clock.now += 1
-        level.fall(2, clock.now)
-    assert waits == pytest.approx(
-        [
-            src.adaptive.HOLD_S,
-            2 * src.adaptive.HOLD_S,
-            src.adaptive.MOST_HOLD_S,
-            src.adaptive.MOST_HOLD_S,
-        ],
-        abs=0.15,
-    )
-    seconds_until_it_rises(level)
-    clock.now += 60
-    level.fall(2, clock.now)
-    assert seconds_until_it_rises(level) == pytest.approx(src.adaptive.HOLD_S, abs=0.15)
-
-
-def test_a_level_that_rises_starts_to_count_anew(clock):
-    level = src.adaptive.Level((None,) * 2)
-    level.fall(1, clock.now)
-    level.wants(1000)
-    level.rise([True], clock.now)
-    level.rise([True], clock.now + src.adaptive.MOST_HOLD_S)
-    assert level.at == 0 and level.demand.per_second > 0 and level.lasting.per_second == 0

@@ -255,9 +255,9 @@ def test_load_does_not_choose_a_withdrawn_policy(make, eventually):
     names = lambda: [one.name for one in src.choose.candidates_of(router.routes, wish)]  # noqa: E731
     assert names() == [FULL, "auto", SMALL]
     execute(router, [Request(3, max_latency_ms=900)])
-    eventually(lambda: len(router.adaptive._levels) == 1, 3)
+    eventually(lambda: len(router.adaptive._objectives) == 1, 3)
     router._withdraw("auto", "it was withdrawn")
-    assert names() == [FULL, SMALL] and not router.adaptive._levels
+    assert names() == [FULL, SMALL] and not router.adaptive._objectives
 
 
 def test_a_withdrawal_outlives_the_process(make, eventually, pb):
