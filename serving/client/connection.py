@@ -86,7 +86,7 @@ def channel_asyncio(url: str) -> Any:
     """Return a bare gRPC channel without TLS for the running event loop."""
     import grpc
 
-    return grpc.aio.insecure_channel(check_url(url), options=_arguments(url, {}))
+    return grpc.aio.insecure_channel(check_url(url), options=channel_arguments(url, {}))
 
 
 def connect_alone(url: str) -> Any:
