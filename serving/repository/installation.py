@@ -217,7 +217,7 @@ class Requirements:
         ]
         if self.calls is not None:
             # A call occupies a thread. By default there are 32, which limit the calls, and which
-            # are woken in turn: with a few, the server takes a fifth less CPU time per request.
+            # are woken in turn: with a few, the server takes a tenth less CPU time per request.
             threads = self.calls + ANSWERING_THREADS
             arguments.append(f"--backend-config=python,thread-pool-size={threads}")
         if self.rate_limit:
