@@ -238,6 +238,8 @@ def _announce(server: Server, options: ServeOptions) -> None:
     verbosity.say(f"repository {server.repository}, SHA-256 {server.repository_sha256[:12]}")
     over_http = f"HTTP {server.http_url}   " if server.options.http else ""
     verbosity.say(f"gRPC {server.url}   {over_http}metrics {server.metrics_url}")
+    if limit := server.in_flight:
+        verbosity.say(f"proxy: at most {limit} requests at once, more are refused (--in-flight)")
     verbosity.say(f"ready: {server.ready_url}   (Ctrl-C stops)")
 
 
@@ -270,6 +272,12 @@ def print_command(
         raise SaccadeError(
             f"--log-format {options.log_format}: the supervisor writes this log, but a printed "
             "command runs without it. Drop the option."
+        )
+    if options.proxy:
+        raise SaccadeError(
+            "--proxy: the supervisor starts the proxy, but a printed command runs without it. Drop "
+            "the option, and write a configuration for Envoy with: saccade proxy HOST:PORT --out "
+            "envoy.yaml"
         )
     # HTTP is on in the container, because Docker's health check uses it.
     _check_ports(options, _PORTS if container else listening(options))
