@@ -217,7 +217,7 @@ def _load(
     cpu = cpu_seconds(processes)
     with _memory_of(server) as memory, _generator_cores(options), OpenLoad(server.url) as load:
         result = load.run(arrivals)
-    used = {pid: spent - cpu[pid] for pid, spent in cpu_seconds(processes).items()}
+    used = {name: spent - cpu.get(name, 0) for name, spent in cpu_seconds(processes).items()}
     time.sleep(REST_S)
     after = _capacity(server, requests, options)
     one = {
@@ -232,8 +232,9 @@ def _load(
         / max(1e-9, result.client_cpu_s + sum(used.values())),
         "load_average": os.getloadavg()[0],
     }
-    if server.proxy_pid in used:
-        one["proxy_cpu_us"] = 1e6 * used[server.proxy_pid] / result.sent
+    for name in used:
+        if name == f"{server.proxy_pid} envoy":
+            one["proxy_cpu_us"] = 1e6 * used[name] / result.sent
     one["goodput_of_capacity"] = one["goodput"] / before
     return one | {"aims": _aims(one, result, deadline_s, times)}
 
@@ -379,10 +380,12 @@ def _line(one: dict[str, Any]) -> str:
     return (
         f"{one['budgets']:3} {one['deadline_s']:g} s {one['times']:4g} x {one['through']} of "
         f"{one['capacity_before']:.0f}/s: {one['statuses']}, goodput "
-        f"{100 * one['goodput_of_capacity']:.0f} %, {100 * one['in_time_of_accepted']:.0f} % of the "
-        f"accepted, refused after {one['refused_ms']}, load average {one['load_average']:.1f}, "
-        f"the proxy {one.get('proxy_cpu_us', 0):.0f} us a request, restarts {one['restarts']}, generator "
-        f"{100 * one['generator_share']:.0f} %; missed: {', '.join(missed) or 'none'}"
+        f"{100 * one['goodput_of_capacity']:.0f} %, "
+        f"{100 * one['in_time_of_accepted']:.0f} % of the accepted, refused after "
+        f"{one['refused_ms']}, load average {one['load_average']:.1f}, "
+        f"{one.get('proxy_cpu_us', 0):.0f} us of the proxy per request, "
+        f"restarts {one['restarts']}, generator {100 * one['generator_share']:.0f} %; "
+        f"missed: {', '.join(missed) or 'none'}"
     )
 
 

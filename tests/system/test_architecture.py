@@ -176,7 +176,7 @@ def test_what_runs_in_the_server_imports_nothing_of_saccade():
 
 
 def test_processes_of_our_own_are_workers():
-    """Server and proxy are no programs of ours, and what cleans up behind it has to outlive its parent."""
+    """Server and proxy are no programs of ours, and what cleans up has to outlive its parent."""
     assert {name_of(path) for path in SOURCES if "Popen" in path.read_text()} == {
         "core/worker.py",
         "serving/server/envoy_process.py",
