@@ -63,6 +63,7 @@ REST_S = 2.0  # pause after a load before the capacity is measured again
 GOODPUT = 0.9
 AT_ONCE = 0.1  # the median refusal takes at most this part of the deadline
 GROWTH_MIB = 64.0
+COST_ROUNDS, COST_S, COST_RATE = 5, 4.0, 20.0
 GREEDY, GREEDY_S = 1000, 20.0
 
 
@@ -87,6 +88,11 @@ def main() -> None:
                 write_result(options.out, {**json.loads(options.out.read_text()), "refusal": cost})
                 print(f"a refusal: {cost}")
                 return
+            if options.cost:
+                cost = _cost(services, requests["one"][0], options)
+                write_result(options.out, {**json.loads(options.out.read_text()), "cost": cost})
+                print(f"without and with the proxy: {cost}")
+                return
             result = _measure(services, requests, options)
     print(f"aims missed: {', '.join(result['missed']) or 'none'}")
 
@@ -100,10 +106,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=4, help="images per request")
     parser.add_argument("--through", nargs="+", choices=PATHS, default=["server"])
     parser.add_argument("--in-flight", type=int, default=0, help="of the proxy; 0: its default")
-    parser.add_argument("--apart", action="store_true", help="give the generator a core of its own")
+    parser.add_argument("--apart", action="store_true", help="give the generator a separate core")
     parser.add_argument("--no-greedy", action="store_true", help="skip the last part")
     parser.add_argument(
         "--refusal", action="store_true", help="measure only refusals, and update the results"
+    )
+    parser.add_argument(
+        "--cost", action="store_true", help="measure only what the proxy adds, and update results"
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -115,7 +124,7 @@ def _options() -> argparse.Namespace:
 
 @contextmanager
 def _generator_cores(options: argparse.Namespace) -> Iterator[None]:
-    """Start the processes of the block, which send requests, on a core of their own."""
+    """Start the processes of the block, which send requests, on the last core."""
     if options.apart:
         os.sched_setaffinity(0, CORES[-1:])
     try:
@@ -167,7 +176,7 @@ def _measure(
 
 
 def _refusal(
-    server: Server, request: bytes, options: argparse.Namespace, rate: float = 500.0
+    server: Server, request: bytes, options: argparse.Namespace, rate: float = 100.0
 ) -> dict[str, float]:
     """Measure the cost of a request that the router refuses immediately."""
     from tritonclient.grpc import service_pb2
@@ -192,6 +201,32 @@ def _refusal(
     }
 
 
+def _cost(
+    services: Mapping[str, Server], request: bytes, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Measure requests that are answered, with and without the proxy in turn, in milliseconds."""
+    rounds: dict[str, list[dict[str, float]]] = {}
+    arrivals = Arrivals((request,), rate=COST_RATE, seconds=COST_S, deadline_s=5.0)
+    for _, (through, server) in itertools.product(range(COST_ROUNDS), services.items()):
+        before = cpu_seconds(_processes(server))
+        with _generator_cores(options), OpenLoad(server.url) as load:
+            result = load.run(arrivals)
+        spent = {
+            name: now - before.get(name, 0) for name, now in cpu_seconds(_processes(server)).items()
+        }
+        proxy = sum(used for name, used in spent.items() if name.endswith(" envoy"))
+        one = {
+            "p50": float(np.median(result.answered_ms)),
+            "service": 1e3 * (sum(spent.values()) - proxy) / result.sent,
+            "proxy": 1e3 * proxy / result.sent,
+        }
+        rounds.setdefault(through, []).append(one)
+    return {
+        name: {key: float(np.median([one[key] for one in found])) for key in found[0]}
+        for name, found in rounds.items()
+    }
+
+
 def _load(
     services: Mapping[str, Server],
     through: str,
@@ -204,7 +239,7 @@ def _load(
     server, bare = services[through], services["server"]
     _wait_ready(bare)
     _wait_ready(server)
-    restarts, before = server.restarts, _capacity(bare, requests, options)
+    restarts, (before, each_core_s) = server.restarts, _capacity(bare, requests, options)
     named = with_deadline({}, deadline_s)
     arrivals = Arrivals(
         tuple(_timed(request, named["timeout"]) for request in requests),
@@ -219,19 +254,25 @@ def _load(
         result = load.run(arrivals)
     used = {name: spent - cpu.get(name, 0) for name, spent in cpu_seconds(processes).items()}
     time.sleep(REST_S)
-    after = _capacity(server, requests, options)
+    # The generator of waiting callers asks for statistics, which the proxy does not pass on.
+    after, _ = (None, 0) if server.proxy_pid else _capacity(server, requests, options)
     one = {
         "capacity_before": before,
         "capacity_after": after,
         "offered": arrivals.rate,
         **_counts(result, deadline_s),
-        "recovered_of_capacity": after / before,
+        "recovered_of_capacity": after and after / before,
         "restarts": server.restarts - restarts,
         "memory_mib": _grown(memory),
         "generator_share": result.client_cpu_s
         / max(1e-9, result.client_cpu_s + sum(used.values())),
         "load_average": os.getloadavg()[0],
     }
+    # On a machine with other work, a load gets more or less of it than the capacity before did.
+    core_s = max(1e-9, sum(used.values()))
+    by_core_time = one["in_time"] / core_s / each_core_s
+    # A server that was restarted has taken its CPU time with it.
+    one["goodput_of_capacity_by_core_time"] = None if one["restarts"] else by_core_time
     for name in used:
         if name == f"{server.proxy_pid} envoy":
             one["proxy_cpu_us"] = 1e6 * used[name] / result.sent
@@ -298,21 +339,23 @@ def _aims(
         "refused at once": refused is None or refused["p50"] <= 1e3 * deadline_s * AT_ONCE,
         "no other failure": set(result.statuses()) <= known,
         "memory flat": one["memory_mib"]["grown"] <= GROWTH_MIB,
-        "full speed after it": one["recovered_of_capacity"] >= GOODPUT,
+        "full speed after it": (one["recovered_of_capacity"] or 1.0) >= GOODPUT,
     }
 
 
 def _capacity(
-    server: Server, requests: list[bytes], options: argparse.Namespace, seconds: float = 4.0
-) -> float:
-    """Measure requests per second of callers that wait for their answers."""
+    server: Server, requests: list[bytes], options: argparse.Namespace
+) -> tuple[float, float]:
+    """Measure the callers that wait for their answers: per second, and per second of core time."""
     stream = Stream("all", server.model, CLIENTS, tuple(requests))
     with _generator_cores(options), LoadGenerator(server.url, server_pid=server.pid) as load:
         try:
-            result = load.run([stream], seconds=seconds, warmup_s=1.0)
+            result = load.run([stream], seconds=max(4.0, options.seconds / 10), warmup_s=1.0)
         except ServerFailed:  # it is restarting and answers nothing
-            return 0.1
-    return max(0.1, len(result.streams["all"].latencies_ms) / result.seconds)
+            return 0.1, 0.1
+    answered = len(result.streams["all"].latencies_ms)
+    core_s = max(1e-9, sum(result.server_cpu_s.values()))
+    return max(0.1, answered / result.seconds), max(0.1, answered / core_s)
 
 
 def _wait_ready(server: Server) -> None:
@@ -380,7 +423,8 @@ def _line(one: dict[str, Any]) -> str:
     return (
         f"{one['budgets']:3} {one['deadline_s']:g} s {one['times']:4g} x {one['through']} of "
         f"{one['capacity_before']:.0f}/s: {one['statuses']}, goodput "
-        f"{100 * one['goodput_of_capacity']:.0f} %, "
+        f"{100 * one['goodput_of_capacity']:.0f} % "
+        f"({100 * (one['goodput_of_capacity_by_core_time'] or 0):.0f} % by core time), "
         f"{100 * one['in_time_of_accepted']:.0f} % of the accepted, refused after "
         f"{one['refused_ms']}, load average {one['load_average']:.1f}, "
         f"{one.get('proxy_cpu_us', 0):.0f} us of the proxy per request, "

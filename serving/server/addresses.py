@@ -48,7 +48,7 @@ class ServeOptions(Options):
     accept_risk: bool = False  # agree to listen beyond loopback
     # start Envoy in front of the server, which refuses requests that would wait too long
     proxy: bool = False
-    # concurrent requests that the proxy passes on; more are refused; 0: two groups for every core
+    # concurrent requests that the proxy passes on; more are refused; 0: a run batch for each core
     in_flight: Annotated[int, Range(0, 100_000)] = 0
 
     def __post_init__(self) -> None:

