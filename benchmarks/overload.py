@@ -5,6 +5,7 @@
     python benchmarks/overload.py --seconds 10            # the same, shorter
     python benchmarks/overload.py --times 3 10 --deadlines 1 --budgets one
     python benchmarks/overload.py --refusal               # what a refusal costs: 30 seconds
+    python benchmarks/overload.py --through server proxy --apart --times 3 10    # --proxy or not
 
 First, the CPU time of a refusal is measured, then the capacity, with callers that wait for their
 answers. Then a separate process sends requests with random (Poisson) arrivals at multiples of the
@@ -12,6 +13,10 @@ capacity, without waiting for answers. Two seconds after they end, the capacity 
 request has several images, so that the generator costs little compared with the service; the result
 contains its share of all CPU time. Last, a caller with a thousand waiting requests competes with a
 caller with a single one. Writes results/overload.json.
+
+With `--through`, loads go to a bare service and to one of `serve --proxy` in turn. Both capacities
+are that of the bare one. With `--apart`, whatever sends requests has the last core of this machine
+for itself, and the services have the others.
 """
 
 import argparse
@@ -21,8 +26,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,12 +55,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from open_load import Arrivals, OpenLoad, OpenLoadResult, quantiles, with_timeout
 
 BUDGETS = (1.0, 0.5, 0.25)
+CORES = tuple(sorted(os.sched_getaffinity(0)))
+PATHS: dict[str, dict[str, Any]] = {"server": {}, "proxy": {"proxy": True}}  # of requests
 CLIENTS = 16
 READY_S = 120.0
 REST_S = 2.0  # pause after a load before the capacity is measured again
 GOODPUT = 0.9
 AT_ONCE = 0.1  # the median refusal takes at most this part of the deadline
 GROWTH_MIB = 64.0
+COST_ROUNDS, COST_S, COST_RATE = 5, 4.0, 20.0
 GREEDY, GREEDY_S = 1000, 20.0
 
 
@@ -67,14 +75,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         repository = Path(place) / "repository"
         deploy(folder, RepositoryOptions(out=repository))
-        with Server(repository, quiet) as server:
+        with ExitStack() as stack:
+            if options.apart:
+                os.sched_setaffinity(0, CORES[:-1])
+            services = {
+                through: stack.enter_context(Server(repository, replace(quiet, **PATHS[through])))
+                for through in dict.fromkeys(("server", *options.through))
+            }
             requests = _requests(folder, options.images)
             if options.refusal:
-                cost = _refusal(server, requests["one"][0])
+                cost = _refusal(services["server"], requests["one"][0], options)
                 write_result(options.out, {**json.loads(options.out.read_text()), "refusal": cost})
                 print(f"a refusal: {cost}")
                 return
-            result = _measure(server, requests, options)
+            if options.cost:
+                cost = _cost(services, requests["one"][0], options)
+                write_result(options.out, {**json.loads(options.out.read_text()), "cost": cost})
+                print(f"without and with the proxy: {cost}")
+                return
+            result = _measure(services, requests, options)
     print(f"aims missed: {', '.join(result['missed']) or 'none'}")
 
 
@@ -85,16 +104,42 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--deadlines", type=float, nargs="+", default=[0.3, 1.0])
     parser.add_argument("--budgets", nargs="+", choices=("one", "all"), default=["one", "all"])
     parser.add_argument("--images", type=int, default=4, help="images per request")
+    parser.add_argument("--through", nargs="+", choices=PATHS, default=["server"])
+    parser.add_argument("--in-flight", type=int, default=0, help="of the proxy; 0: its default")
+    parser.add_argument("--apart", action="store_true", help="give the generator a separate core")
     parser.add_argument("--no-greedy", action="store_true", help="skip the last part")
     parser.add_argument(
         "--refusal", action="store_true", help="measure only refusals, and update the results"
     )
+    parser.add_argument(
+        "--cost", action="store_true", help="measure only what the proxy adds, and update results"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.apart and len(CORES) < 2:
+        parser.error("--apart needs two cores")
+    PATHS["proxy"]["in_flight"] = options.in_flight
+    return options
+
+
+@contextmanager
+def _generator_cores(options: argparse.Namespace) -> Iterator[None]:
+    """Start the processes of the block, which send requests, on the last core."""
+    if options.apart:
+        os.sched_setaffinity(0, CORES[-1:])
+    try:
+        yield
+    finally:
+        if options.apart:
+            os.sched_setaffinity(0, CORES[:-1])
+
+
+def _processes(server: Server) -> list[int]:
+    return [*family_of(server.pid), *([server.proxy_pid] if server.proxy_pid else [])]
 
 
 def _measure(
-    server: Server,
+    services: Mapping[str, Server],
     requests: dict[str, list[bytes]],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
@@ -104,28 +149,35 @@ def _measure(
         "images": options.images,
         "budgets": {"one": [BUDGETS[0]], "all": list(BUDGETS)},
         "seconds": options.seconds,
-        "refusal": _refusal(server, requests["one"][0]),
+        "generator_apart": options.apart,
+        "in_flight": services["proxy"].in_flight if "proxy" in services else None,
+        "refusal": _refusal(services["server"], requests["one"][0], options),
         "loads": [],
         "missed": [],
     }
     print(f"a refusal: {result['refusal']}", flush=True)
-    plan = itertools.product(options.budgets, options.deadlines, options.times)
-    for budgets, deadline_s, times in plan:
-        one = _load(server, requests[budgets], deadline_s, times, options)
-        one = {"budgets": budgets, "deadline_s": deadline_s, "times": times, **one}
-        result["loads"].append(one)
+    plan = itertools.product(options.budgets, options.deadlines, options.times, options.through)
+    for budgets, deadline_s, times, through in plan:
+        one = _load(services, through, requests[budgets], deadline_s, times, options)
+        which = {"budgets": budgets, "deadline_s": deadline_s, "times": times, "through": through}
+        result["loads"].append(one := which | one)
         missed = [name for name, met in one["aims"].items() if not met]
-        result["missed"] += [f"{budgets} {deadline_s:g} s {times:g} x: {name}" for name in missed]
+        named = f"{budgets} {deadline_s:g} s {times:g} x {through}"
+        result["missed"] += [f"{named}: {name}" for name in missed]
         write_result(options.out, result)
         print(_line(one), flush=True)
     if not options.no_greedy:
-        result["greedy"] = _greedy(server, requests["all"], min(GREEDY_S, options.seconds))
+        result["greedy"] = _greedy(
+            services["server"], requests["all"], min(GREEDY_S, options.seconds)
+        )
         write_result(options.out, result)
         print(f"beside {GREEDY} waiting: {result['greedy']}", flush=True)
     return result
 
 
-def _refusal(server: Server, request: bytes, rate: float = 500.0) -> dict[str, float]:
+def _refusal(
+    server: Server, request: bytes, options: argparse.Namespace, rate: float = 100.0
+) -> dict[str, float]:
     """Measure the cost of a request that the router refuses immediately."""
     from tritonclient.grpc import service_pb2
 
@@ -133,7 +185,7 @@ def _refusal(server: Server, request: bytes, rate: float = 500.0) -> dict[str, f
     message.parameters["budget"].double_param = -1.0
     arrivals = Arrivals((message.SerializeToString(),), rate=rate, seconds=10.0, deadline_s=5.0)
     family = family_of(server.pid)
-    with OpenLoad(server.url) as load:
+    with _generator_cores(options), OpenLoad(server.url) as load:
         load.run(replace(arrivals, seconds=1.0))
         cpu = sum(cpu_seconds(family).values())
         result = load.run(arrivals)
@@ -149,16 +201,45 @@ def _refusal(server: Server, request: bytes, rate: float = 500.0) -> dict[str, f
     }
 
 
+def _cost(
+    services: Mapping[str, Server], request: bytes, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Measure requests that are answered, with and without the proxy in turn, in milliseconds."""
+    rounds: dict[str, list[dict[str, float]]] = {}
+    arrivals = Arrivals((request,), rate=COST_RATE, seconds=COST_S, deadline_s=5.0)
+    for _, (through, server) in itertools.product(range(COST_ROUNDS), services.items()):
+        before = cpu_seconds(_processes(server))
+        with _generator_cores(options), OpenLoad(server.url) as load:
+            result = load.run(arrivals)
+        spent = {
+            name: now - before.get(name, 0) for name, now in cpu_seconds(_processes(server)).items()
+        }
+        proxy = sum(used for name, used in spent.items() if name.endswith(" envoy"))
+        one = {
+            "p50": float(np.median(result.answered_ms)),
+            "service": 1e3 * (sum(spent.values()) - proxy) / result.sent,
+            "proxy": 1e3 * proxy / result.sent,
+        }
+        rounds.setdefault(through, []).append(one)
+    return {
+        name: {key: float(np.median([one[key] for one in found])) for key in found[0]}
+        for name, found in rounds.items()
+    }
+
+
 def _load(
-    server: Server,
+    services: Mapping[str, Server],
+    through: str,
     requests: list[bytes],
     deadline_s: float,
     times: float,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Run one load between two measurements of the capacity."""
+    server, bare = services[through], services["server"]
+    _wait_ready(bare)
     _wait_ready(server)
-    restarts, before = server.restarts, _capacity(server, requests)
+    restarts, (before, each_core_s) = server.restarts, _capacity(bare, requests, options)
     named = with_deadline({}, deadline_s)
     arrivals = Arrivals(
         tuple(_timed(request, named["timeout"]) for request in requests),
@@ -167,23 +248,34 @@ def _load(
         deadline_s=named["client_timeout"],
         seed=options.seed,
     )
-    family = family_of(server.pid)
-    cpu = sum(cpu_seconds(family).values())
-    with OpenLoad(server.url) as load, _memory_of(server) as memory:
+    processes = _processes(server)
+    cpu = cpu_seconds(processes)
+    with _memory_of(server) as memory, _generator_cores(options), OpenLoad(server.url) as load:
         result = load.run(arrivals)
-        used_s = sum(cpu_seconds(family).values()) - cpu
+    used = {name: spent - cpu.get(name, 0) for name, spent in cpu_seconds(processes).items()}
     time.sleep(REST_S)
-    after = _capacity(server, requests)
+    # The generator of waiting callers asks for statistics, which the proxy does not pass on.
+    after, _ = (None, 0) if server.proxy_pid else _capacity(server, requests, options)
     one = {
         "capacity_before": before,
         "capacity_after": after,
         "offered": arrivals.rate,
         **_counts(result, deadline_s),
-        "recovered_of_capacity": after / before,
+        "recovered_of_capacity": after and after / before,
         "restarts": server.restarts - restarts,
         "memory_mib": _grown(memory),
-        "generator_share": result.client_cpu_s / max(1e-9, result.client_cpu_s + max(0.0, used_s)),
+        "generator_share": result.client_cpu_s
+        / max(1e-9, result.client_cpu_s + sum(used.values())),
+        "load_average": os.getloadavg()[0],
     }
+    # On a machine with other work, a load gets more or less of it than the capacity before did.
+    core_s = max(1e-9, sum(used.values()))
+    by_core_time = one["in_time"] / core_s / each_core_s
+    # A server that was restarted has taken its CPU time with it.
+    one["goodput_of_capacity_by_core_time"] = None if one["restarts"] else by_core_time
+    for name in used:
+        if name == f"{server.proxy_pid} envoy":
+            one["proxy_cpu_us"] = 1e6 * used[name] / result.sent
     one["goodput_of_capacity"] = one["goodput"] / before
     return one | {"aims": _aims(one, result, deadline_s, times)}
 
@@ -196,7 +288,7 @@ def _memory_of(server: Server) -> Iterator[list[float]]:
     def look() -> None:
         while not ended.wait(1.0):
             if server.pid:
-                seen.append(sum(memory_mib(family_of(server.pid)).values()))
+                seen.append(sum(memory_mib(_processes(server)).values()))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
@@ -224,6 +316,7 @@ def _counts(result: OpenLoadResult, deadline_s: float) -> dict[str, Any]:
         "late": late,
         # Answers after the last arrival do not count: they were not under load.
         "goodput": max(0, in_time - result.after_end) / result.seconds,
+        "in_time_of_accepted": in_time / max(1, result.sent - len(refused)),
         "sent": result.sent,
         "statuses": dict(result.statuses()),
         "answered_ms": quantiles(result.answered_ms),
@@ -246,19 +339,23 @@ def _aims(
         "refused at once": refused is None or refused["p50"] <= 1e3 * deadline_s * AT_ONCE,
         "no other failure": set(result.statuses()) <= known,
         "memory flat": one["memory_mib"]["grown"] <= GROWTH_MIB,
-        "full speed after it": one["recovered_of_capacity"] >= GOODPUT,
+        "full speed after it": (one["recovered_of_capacity"] or 1.0) >= GOODPUT,
     }
 
 
-def _capacity(server: Server, requests: list[bytes], seconds: float = 4.0) -> float:
-    """Measure requests per second of callers that wait for their answers."""
+def _capacity(
+    server: Server, requests: list[bytes], options: argparse.Namespace
+) -> tuple[float, float]:
+    """Measure the callers that wait for their answers: per second, and per second of core time."""
     stream = Stream("all", server.model, CLIENTS, tuple(requests))
-    with LoadGenerator(server.url, server_pid=server.pid) as load:
+    with _generator_cores(options), LoadGenerator(server.url, server_pid=server.pid) as load:
         try:
-            result = load.run([stream], seconds=seconds, warmup_s=1.0)
+            result = load.run([stream], seconds=max(4.0, options.seconds / 10), warmup_s=1.0)
         except ServerFailed:  # it is restarting and answers nothing
-            return 0.1
-    return max(0.1, len(result.streams["all"].latencies_ms) / result.seconds)
+            return 0.1, 0.1
+    answered = len(result.streams["all"].latencies_ms)
+    core_s = max(1e-9, sum(result.server_cpu_s.values()))
+    return max(0.1, answered / result.seconds), max(0.1, answered / core_s)
 
 
 def _wait_ready(server: Server) -> None:
@@ -324,11 +421,15 @@ def _timed(request: bytes, timeout_us: int, caller: str = "many") -> bytes:
 def _line(one: dict[str, Any]) -> str:
     missed = [name for name, met in one["aims"].items() if not met]
     return (
-        f"{one['budgets']:3} {one['deadline_s']:g} s "
-        f"{one['times']:4g} x of "
+        f"{one['budgets']:3} {one['deadline_s']:g} s {one['times']:4g} x {one['through']} of "
         f"{one['capacity_before']:.0f}/s: {one['statuses']}, goodput "
-        f"{100 * one['goodput_of_capacity']:.0f} %, restarts {one['restarts']}, generator "
-        f"{100 * one['generator_share']:.0f} %; missed: {', '.join(missed) or 'none'}"
+        f"{100 * one['goodput_of_capacity']:.0f} % "
+        f"({100 * (one['goodput_of_capacity_by_core_time'] or 0):.0f} % by core time), "
+        f"{100 * one['in_time_of_accepted']:.0f} % of the accepted, refused after "
+        f"{one['refused_ms']}, load average {one['load_average']:.1f}, "
+        f"{one.get('proxy_cpu_us', 0):.0f} us of the proxy per request, "
+        f"restarts {one['restarts']}, generator {100 * one['generator_share']:.0f} %; "
+        f"missed: {', '.join(missed) or 'none'}"
     )
 
 

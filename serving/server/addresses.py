@@ -50,6 +50,24 @@ class ServeOptions(Options):
     # restart a server that fails; --no-restart: exit with code 3 when the server fails
     restart: bool = True
     accept_risk: bool = False  # agree to listen beyond loopback
+    # start Envoy in front of the server, which refuses requests that would wait too long
+    proxy: bool = False
+    # concurrent requests that the proxy passes on; more are refused; 0: a run batch for each core
+    in_flight: Annotated[int, Range(0, 100_000)] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.proxy and self.http:
+            raise SaccadeError(
+                "--proxy and --http: found both, expected one of them. The proxy passes on gRPC "
+                "only, and HTTP callers would go past its limits. Drop --http, or put docker/proxy "
+                "in front of it."
+            )
+        if self.in_flight and not self.proxy:
+            raise SaccadeError(
+                f"--in-flight {self.in_flight}: only the proxy limits requests. Add --proxy, or "
+                "drop the option."
+            )
 
 
 def with_ports(options: ServeOptions) -> ServeOptions:

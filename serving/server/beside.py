@@ -28,6 +28,7 @@ _LOAD, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # instructions of a filter
 _ALLOW, _ANSWER_0 = 0x7FFF0000, 0x00050000
 SHARED_MEMORY = Path("/dev/shm")
 ORDERLY = b"orderly"
+PROXY_CONFIG = "envoy.yaml"  # in the run's folder: by it, Envoy is recognized as one of the run
 _STUB = b"triton_python_backend_stub"
 _PARENT_INTERVAL_S = 0.2
 _KILL_S = 10.0
@@ -102,11 +103,11 @@ def reap(folder: Path) -> None:
 
 
 def kill_processes(folder: Path) -> int:
-    """Kill the servers and stubs of a run, and return how many there were."""
+    """Kill the servers, stubs and proxies of a run, and return how many there were."""
     # A stub exits by itself when its server is gone, but not while the server is an unreaped
     # zombie, and not while the stub waits for an answer from the server.
     count, run = 0, folder.name.encode()
-    served = f"--model-repository={folder}/".encode()
+    served = f"--model-repository={folder}/".encode(), f"{folder}/{PROXY_CONFIG}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0")

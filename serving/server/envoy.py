@@ -20,7 +20,7 @@ from saccade.serving.client.connection import is_loopback
 MIB = 2**20
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 _READY_PATH = Pattern(r"(/[A-Za-z0-9._-]+)+", "a path such as /ready or /v2/health/ready")
-_LONGEST_SOCKET = 107  # bytes that the system allows for a socket's path
+LONGEST_SOCKET = 107  # bytes that the system allows for a socket's path
 # Failures caused by a server that exited or accepts nothing; callers get UNAVAILABLE for all.
 _RETRY_ON = "connect-failure,refused-stream,reset"
 
@@ -197,9 +197,9 @@ def _admin(socket: Path | None) -> str:
     if socket is None:
         return ""
     path = str(socket.absolute())
-    if len(path.encode()) > _LONGEST_SOCKET:
+    if len(path.encode()) > LONGEST_SOCKET:
         raise SaccadeError(
             f"--admin {socket}: found an absolute path of {len(path.encode())} bytes, expected at "
-            f"most {_LONGEST_SOCKET}, the system's limit for a socket. Pass a shorter path."
+            f"most {LONGEST_SOCKET}, the system's limit for a socket. Pass a shorter path."
         )
     return f"admin: {{ address: {{ pipe: {{ path: {json.dumps(path)}, mode: 384 }} }} }}"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from saccade.serving.client.readiness import Readiness
@@ -33,6 +34,11 @@ Answer = tuple[int, str, bytes]  # status, content type, body
 _TIMEOUT_S = 2  # leaves time for the supervisor's part before the endpoint's own limit
 OWN_HOST = "127.0.0.1"  # where each server exposes its metrics; callers use the relay
 _PAGE = "text/plain; version=0.0.4; charset=utf-8"
+PROXY_FAMILIES = {
+    "proxy_active": "Calls in progress in the proxy",
+    "proxy_refused_total": "Calls that the proxy refused because of its limit",
+    "proxy_restarts_total": "Restarts of the proxy after it died",
+}
 _FAMILY = re.compile(r"^(?=# HELP )", re.MULTILINE)
 _HISTOGRAM = re.compile(r"# HELP (saccade_\w+_seconds)_(bucket|count|sum) (.*)\n# TYPE .*\n")
 _BUCKET = re.compile(r'le="([^"]*)",?')
@@ -179,6 +185,7 @@ class Watched(NamedTuple):
     restarts: int
     replacements: int
     reloads: Mapping[str, int]  # by model
+    proxy: Mapping[str, int] = MappingProxyType({})  # its figures; empty without one
 
 
 class MetricsRelay(HttpEndpoint):
@@ -263,6 +270,9 @@ def service_page(watched: Watched, *, up: bool) -> str:
         ),
         "variant_reloads_total": ("Reloads of a variant after its process died", reloaded),
     }
+    for name, description in PROXY_FAMILIES.items():
+        if (key := name.split("_")[1]) in watched.proxy:
+            families[name] = (description, {whole: watched.proxy[key]})
     lines = []
     for name, (description, samples) in families.items():
         kind = "counter" if name.endswith("_total") else "gauge"

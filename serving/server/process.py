@@ -132,6 +132,35 @@ def wait_gone(stub: Stub) -> None:
         time.sleep(0.01)
 
 
+FORGIVEN_AFTER_S = 30.0  # seconds of service that make up for one failure
+MOST_TROUBLES = 5
+
+
+def exit_text(process: "subprocess.Popen[bytes]") -> str:
+    """Return how a process exited; empty while it runs."""
+    code = process.poll()
+    if code is None:
+        return ""
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+class Patience:
+    """Count of failures: each adds one, and service subtracts, but never below zero."""
+
+    def __init__(self) -> None:
+        self._troubles = 0.0
+
+    def after(self, served_s: float) -> float | None:
+        """Return the seconds to wait before the next start; None if there is to be none.
+
+        Units: served_s is the seconds of service before this failure.
+        """
+        self._troubles = 1 + max(0.0, self._troubles - served_s / FORGIVEN_AFTER_S)
+        if self._troubles > MOST_TROUBLES:
+            return None
+        return 0.0 if self._troubles < 2 else 2.0 ** (int(self._troubles) - 2)
+
+
 class StartLimit:
     """Watches one start from now on; `used_s` returns the CPU time of its processes so far."""
 
@@ -248,9 +277,7 @@ class ServerProcess:
             if now - self._crash_s > CRASHES_S:
                 self._process.kill()
                 return f"it crashed and had not exited {CRASHES_S:g} s later"
-        if code is None:
-            return None
-        return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        return exit_text(self._process) or None
 
     def dead_stubs(self) -> list[Stub]:
         """Return the stubs that have exited, which the server itself does not notice."""

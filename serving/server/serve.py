@@ -241,6 +241,8 @@ def _announce(server: Server, options: ServeOptions) -> None:
     verbosity.say(f"gRPC {server.url}   {over_http}metrics {server.metrics_url}")
     if server.options.openai is not None:
         verbosity.say(f"for clients of OpenAI's API: base URL {server.openai_url}")
+    if limit := server.in_flight:
+        verbosity.say(f"proxy: at most {limit} requests at once, more are refused (--in-flight)")
     verbosity.say(f"ready: {server.ready_url}   (Ctrl-C stops)")
 
 
@@ -278,6 +280,12 @@ def print_command(
         raise SaccadeError(
             f"--openai {options.openai}: the supervisor starts this API, but a printed command "
             "runs without it. Drop the option."
+        )
+    if options.proxy:
+        raise SaccadeError(
+            "--proxy: the supervisor starts the proxy, but a printed command runs without it. Drop "
+            "the option, and write a configuration for Envoy with: saccade proxy HOST:PORT --out "
+            "envoy.yaml"
         )
     # HTTP is on in the container, because Docker's health check uses it.
     _check_ports(options, _PORTS if container else listening(options))

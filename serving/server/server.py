@@ -6,6 +6,7 @@ import os
 import secrets
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from saccade.core.errors import SaccadeError, ServerFailed
@@ -25,7 +26,14 @@ from saccade.serving.repository.installation import (
 from saccade.serving.repository.preflight.verb import preflight
 from saccade.serving.repository.threads import chosen_again
 from saccade.serving.server.addresses import ServeOptions, address, with_ports
-from saccade.serving.server.http_endpoint import MetricsRelay, NewCaller, ReadyEndpoint, Watched
+from saccade.serving.server.envoy_process import EnvoyProcess, find_envoy, in_flight_of
+from saccade.serving.server.http_endpoint import (
+    MetricsRelay,
+    NewCaller,
+    ReadyEndpoint,
+    Watched,
+    hold_port,
+)
 from saccade.serving.server.log import SERVICE, ServerLog, report
 from saccade.serving.server.process import ServerProcess, trace_notices
 from saccade.serving.server.run_folder import COPY, RunFolder
@@ -62,6 +70,7 @@ class Server:
         self._metrics: MetricsRelay | None = None
         self._web: WebProcess | None = None
         self._reloading = threading.Lock()
+        self._proxy: EnvoyProcess | None = None
 
     def __enter__(self) -> "Server":
         installation = find_installation()
@@ -71,6 +80,8 @@ class Server:
         deployment = read_repository(self.repository)
         requirements = requirements_of(self.repository)
         refuse_unrunnable(self.repository, requirements, installation)
+        if wanted.proxy:
+            find_envoy()
         for level, text in notices(wanted):
             SERVICE.log(level, text)
         here = cores()
@@ -98,8 +109,14 @@ class Server:
         self, installation: Installation, requirements: Requirements, log: ServerLog
     ) -> None:
         options, self._log = self.options, log
+        # Behind the proxy, which has the callers' port, the server takes any other.
+        self._behind = hold_port() if options.proxy else None
+        if self._behind:
+            place = address(*self._behind.getsockname())
+            in_flight = options.in_flight or in_flight_of(self.repository)
+            self._proxy = EnvoyProcess(options, place, in_flight, log)
         start = self._starter(self.repository.resolve(), installation, requirements)
-        supervisor = Supervisor(start, options, self._board, log)
+        supervisor = Supervisor(start, self._inner(), self._board, log, self._proxy)
         self._new_caller = NewCaller(options.host, options.grpc_port, options.probe_timeout_s)
         self._endpoint = ReadyEndpoint(options.host, options.ready_port, self.ready)
         try:
@@ -112,6 +129,7 @@ class Server:
                     supervisor.restarts,
                     supervisor.replacements,
                     supervisor.reloads.copy(),
+                    self._proxy.figures() if self._proxy else {},
                 ),
             )
             if options.openai is not None:
@@ -125,10 +143,17 @@ class Server:
             self._close()
             raise
 
+    def _inner(self) -> ServeOptions:
+        """Return the options of the server itself, which only the proxy calls if there is one."""
+        if self._behind is None:
+            return self.options
+        host, port = self._behind.getsockname()
+        return replace(self.options, host=host, grpc_port=port)
+
     def _starter(
         self, repository: Path, installation: Installation, requirements: Requirements
     ) -> Start:
-        options, log = self.options, self._log
+        options, log = self._inner(), self._log
         # A restart serves the bytes of the first start; another repository gets its own copy.
         copy = f"{COPY}{secrets.token_hex(3)}"
 
@@ -238,6 +263,16 @@ class Server:
         return self._supervisor.pid if self._supervisor else 0
 
     @property
+    def in_flight(self) -> int:
+        """Number of requests that the proxy passes on at the same time; 0 without a proxy."""
+        return self._proxy.in_flight if self._proxy else 0
+
+    @property
+    def proxy_pid(self) -> int:
+        """The process id of the proxy in front of the server; 0 while there is none."""
+        return self._proxy.pid if self._proxy else 0
+
+    @property
     def restarts(self) -> int:
         """Number of restarts of the whole server."""
         return self._supervisor.restarts if self._supervisor else 0
@@ -288,13 +323,16 @@ class Server:
                 self._metrics.close()
                 self._metrics = None
             self._web = None
+            if self._behind:
+                self._behind.close()
 
 
 def notices(options: ServeOptions) -> Iterator[tuple[int, str]]:
     """Yield notices about remaining risks, each with a log level."""
     if options.http:
         yield logging.WARNING, _HTTP
-    yield logging.INFO, _MESSAGES
+    if not options.proxy:
+        yield logging.INFO, _MESSAGES
 
 
 def refuse_exposure(options: ServeOptions, installation: Installation) -> None:

@@ -26,31 +26,11 @@ from saccade.serving.server.addresses import (
     own,
     send_callers_to,
 )
+from saccade.serving.server.envoy_process import EnvoyProcess
 from saccade.serving.server.liveness import Liveness, VariantReload
 from saccade.serving.server.log import SERVICE, ServerLog, report
-from saccade.serving.server.process import ServerProcess, StartLimit
+from saccade.serving.server.process import MOST_TROUBLES, Patience, ServerProcess, StartLimit
 from saccade.serving.server.run_folder import RunFolder, remove_other_copies
-
-FORGIVEN_AFTER_S = 30.0  # seconds of service that make up for one failure
-MOST_TROUBLES = 5
-
-
-class Patience:
-    """Count of failures: each adds one, and service subtracts, but never below zero."""
-
-    def __init__(self) -> None:
-        self._troubles = 0.0
-
-    def after(self, served_s: float) -> float | None:
-        """Return the seconds to wait before the next start; None if there is to be none.
-
-        Units: served_s is the seconds of service before this failure.
-        """
-        self._troubles = 1 + max(0.0, self._troubles - served_s / FORGIVEN_AFTER_S)
-        if self._troubles > MOST_TROUBLES:
-            return None
-        return 0.0 if self._troubles < 2 else 2.0 ** (int(self._troubles) - 2)
-
 
 LIVENESS_INTERVAL_S = 0.25
 LEFT_TIMES = 3.0  # a server that ends may take this many times as long as its work should take
@@ -166,9 +146,17 @@ class Supervisor(threading.Thread):
     an interrupt. `failure` is the error it ended with.
     """
 
-    def __init__(self, start: Start, options: ServeOptions, board: Board, log: ServerLog) -> None:
+    def __init__(
+        self,
+        start: Start,
+        options: ServeOptions,
+        board: Board,
+        log: ServerLog,
+        proxy: EnvoyProcess | None = None,
+    ) -> None:
         super().__init__(name="saccade-supervisor", daemon=True)
         self._start_process = start
+        self._proxy = proxy
         self._options = options
         self._board = board
         self._log = log
@@ -220,11 +208,15 @@ class Supervisor(threading.Thread):
             self.failure = error
             self._board.reset("failed")
         finally:
+            if self._proxy:
+                self._proxy.stop(at_once=True)
             self._log.close()
             self.settled.set()
             self.finished.set()
 
     def _serve(self, folder: RunFolder) -> None:
+        if self._proxy:
+            self._proxy.configure(folder.path)
         patience = Patience()
         while True:
             trouble, served_s = self._one_life(folder)
@@ -257,6 +249,9 @@ class Supervisor(threading.Thread):
         try:
             trouble = self._wait_loaded(process, prober)
             if trouble is None and not self._ending.is_set():
+                if self._proxy and not self._proxy.pid:
+                    self._proxy.start()
+                    self._proxy.wait_listening(self._ending.is_set)
                 self._board.enter("serving")
                 self.settled.set()
                 served_from = time.monotonic()
@@ -266,7 +261,11 @@ class Supervisor(threading.Thread):
                 prober.close()
                 prober = self._prober()  # a new prober connects to the new server
             if trouble is None and served_from is not None and not self._hangs:
+                if self._proxy:
+                    self._proxy.drain()
                 self._finish_calls(self._process, prober)
+                if self._proxy:
+                    self._proxy.stop(at_once=self._hurry)
         finally:
             process, self._process = self._process, None
             prober.close()
@@ -372,6 +371,8 @@ class Supervisor(threading.Thread):
         reload = VariantReload(process, self._board, self._options.start_timeout_s)
         while not self._ending.wait(LIVENESS_INTERVAL_S):
             folder.keep_reaper()
+            if self._proxy:
+                self._proxy.keep()
             if trouble := self._dead(process, reload, prober):
                 return trouble
             liveness.excuse(reload.down())

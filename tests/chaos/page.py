@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from chaos.file_tables import fuzzed, killed
-from chaos.proxy_tables import failover, proxied
+from chaos.proxy_tables import apart, failover, proxied
 from chaos.table import NO_CALLERS, ROWS, START, Notice, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 PAGES = {  # page: its generated blocks
-    PAGE: ("faults", "soak", "overload", "killed"),
+    PAGE: ("faults", "soak", "overload", "overload-proxy", "killed"),
     ROOT / "docs" / "security.md": ("fuzz",),
     ROOT / "docs" / "envoy.md": ("limits", "proxied", "proxied-one", "failover"),
 }
@@ -45,10 +45,12 @@ def filled(text: str, results: Path = RESULTS, names: Sequence[str] = PAGES[PAGE
             "overload_envoy_limits", "overload_envoy", "overload_envoy_one", "failover",
         )
     )  # fmt: skip
+    in_turn = _read(results / "overload_proxy.json")
     blocks: dict[str, Callable[[], str]] = {
         "faults": lambda: faults(chaos),
         "soak": lambda: soak(chaos),
         "overload": lambda: overload_table(overload),
+        "overload-proxy": lambda: apart(in_turn) if in_turn else UNMEASURED,
         "killed": lambda: killed(commands) if commands else UNMEASURED,
         "fuzz": lambda: fuzzed(readers, graphs) if readers and graphs else UNMEASURED,
         "limits": lambda: proxied(limits) if limits else UNMEASURED,

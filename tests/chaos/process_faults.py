@@ -40,6 +40,12 @@ def stop_server(scene: Scene) -> None:
     _stop(scene, scene.service.watch.server())
 
 
+def kill_proxy(scene: Scene) -> None:
+    """Kill the proxy in front of the server."""
+    (proxy,) = [each for each in scene.service.watch.living() if each.program == "envoy"]
+    proxy.kill(signal.SIGKILL)
+
+
 def kill_serve(scene: Scene) -> None:
     """Kill `saccade serve`: nothing may be left, although it cannot clean up."""
     scene.service.process.kill()

@@ -29,6 +29,48 @@ def proxied(overload: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{said}, {machine['runtime']}." + _cost(overload)])
 
 
+def apart(overload: dict[str, Any]) -> str:
+    """Return the table of loads with and without `serve --proxy`, the generator on its own core."""
+    lines = [
+        "| budgets | deadline | load | through | goodput | by core time | of the accepted, in time "
+        "| refused after (p50, p99) | cut off | restarts | memory |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in overload["loads"]:
+        refused, cut = one["refused_ms"], one["statuses"].get("DEADLINE_EXCEEDED", 0)
+        waited = f"{refused['p50']:.0f}, {refused['p99']:.0f} ms" if refused else "-"
+        # A server that was restarted has taken its CPU time with it.
+        by_core = one["goodput_of_capacity_by_core_time"]
+        by_core = "-" if by_core is None else f"{100 * by_core:.0f} %"
+        lines.append(
+            f"| {one['budgets']} | {one['deadline_s']:g} s | {one['times']:g} x | "
+            f"{one['through']} | {100 * one['goodput_of_capacity']:.0f} % | "
+            f"{by_core} | {100 * one['in_time_of_accepted']:.0f} % | "
+            f"{waited} | {cut:,} of {one['sent']:,} | {one['restarts']} | "
+            f"{one['memory_mib']['grown']:+.0f} MiB |"
+        )
+    machine, loads = overload["machine"], [one["load_average"] for one in overload["loads"]]
+    said = (
+        f"{overload['seconds']:g} s per load, at most {overload['in_flight']} requests at once "
+        f"through the proxy. Measured on {machine['device']}, {machine['runtime']}, one core for "
+        f"the service and one for the generator, with a load average of {min(loads):.0f} to "
+        f"{max(loads):.0f}."
+    )
+    return "\n".join([*lines, "", said + _cost(overload) + _added(overload)])
+
+
+def _added(overload: dict[str, Any]) -> str:
+    """Return what the proxy adds to calls that are answered, measured in turn."""
+    if "cost" not in overload:
+        return ""
+    bare, proxied = overload["cost"]["server"], overload["cost"]["proxy"]
+    return (
+        f" At 20 requests per second, callers waited {proxied['p50']:.1f} ms through the proxy and "
+        f"{bare['p50']:.1f} ms without it (p50); a request took {proxied['proxy']:.2f} ms of the "
+        f"proxy's CPU time beside {proxied['service']:.2f} ms of server and models."
+    )
+
+
 def _cost(overload: dict[str, Any]) -> str:
     """Return the CPU time per request in the proxy when most requests are refused."""
     through = [one for one in overload["loads"] if "proxy_cpu_us" in one]

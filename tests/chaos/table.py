@@ -76,6 +76,8 @@ ROWS = (
         Notice(RETRY, 8), servers=1),
     Row("server-stopped", "stop_server", "SIGSTOP of the server", "all",
         Notice(LATE, 30), servers=1),
+    Row("proxy-killed", "kill_proxy", "SIGKILL of the Envoy of `saccade serve --proxy`", "all",
+        Notice(RETRY, 8), serve=("--no-http", "--proxy")),
     Row("serve-killed", "kill_serve", "SIGKILL of `saccade serve`", "all",
         Notice(RETRY), survives=False),
     Row("serve-ended", "terminate_serve", "SIGTERM of `saccade serve`", "all",

@@ -177,11 +177,12 @@ def test_what_runs_in_the_server_imports_nothing_of_saccade():
 
 
 def test_processes_of_our_own_are_workers():
-    """The server is no program of ours, what cleans up behind it has to outlive its parent, and
-    what answers web clients inherits a socket.
+    """Server and proxy are no programs of ours, what cleans up behind them has to outlive its
+    parent, and what answers web clients inherits a socket.
     """
     assert {name_of(path) for path in SOURCES if "Popen" in path.read_text()} == {
         "core/worker.py",
+        "serving/server/envoy_process.py",
         "serving/server/process.py",
         "serving/server/run_folder.py",
         "serving/server/web_process.py",

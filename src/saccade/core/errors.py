@@ -89,6 +89,7 @@ _EXTRAS = {
     "pyarrow": "bulk",
     "ray": "bulk",
     "opentelemetry": "trace",
+    "envoy": "proxy",
     "tensorrt_rtx": "rtx",
     "tensorrt": "gpu",
 }

@@ -10,6 +10,8 @@ from metric_pages import page_of, types_in
 from places import PACKAGE, ROOT
 from prometheus_program import promtool
 
+from saccade.serving.server.http_endpoint import PROXY_FAMILIES
+
 DEPLOY, RUNBOOK = ROOT / "deploy", ROOT / "docs" / "operate.md"
 RULES = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"][0]["rules"]
 DASHBOARD = json.loads((DEPLOY / "grafana" / "saccade.json").read_text())
@@ -25,6 +27,8 @@ OF_CHOICES = {
     "saccade_monitor_seconds_total",
     "saccade_policy_withdrawn_total",
 }
+# Nor these without `--proxy`.
+OF_PROXY = {f"saccade_{name}" for name in PROXY_FAMILIES}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,7 @@ def expressions():
 
 def test_queries_ask_for_what_the_page_has(page):
     asked = {name for expression in expressions() for name in NAME.findall(expression)}
-    assert asked - OF_GPUS - OF_CHOICES <= sample_names(page)
+    assert asked - OF_GPUS - OF_CHOICES - OF_PROXY <= sample_names(page)
     assert len(asked) > 15
 
 
@@ -69,7 +73,7 @@ def test_labels_in_queries_are_those_of_the_page(page):
 def test_the_runbook_has_every_metric_and_every_alert(page):
     text = RUNBOOK.read_text()
     table = set(re.findall(r"^\| `(saccade_\w+)", text, re.MULTILINE))
-    assert table == own_families(page) | OF_CHOICES
+    assert table == own_families(page) | OF_CHOICES | OF_PROXY
     source = (PACKAGE / "model_repository" / "router" / "metrics.py").read_text()
     assert all(name in source for name in OF_CHOICES)
     headings = re.findall(r"^### (Saccade\w+)$", text, re.MULTILINE)

@@ -16,7 +16,7 @@ from saccade.serving.client import readiness
 from saccade.serving.client.connection import explain, is_queue_full
 from saccade.serving.client.readiness import Board, Probe, Prober
 from saccade.serving.client.wire import with_deadline
-from saccade.serving.server import supervisor as supervisor_module
+from saccade.serving.server import process as process_module
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.liveness import (
     LONGEST_CUT_S,
@@ -325,7 +325,7 @@ def test_the_log_has_every_restart_and_that_the_server_is_back(board, monkeypatc
     monkeypatch.setattr(supervisor, "_wait_loaded", lambda *_: next(starts))
     monkeypatch.setattr(supervisor, "_watch", lambda *_: "The server exited.")
     monkeypatch.setattr(supervisor._ending, "wait", lambda _: False)
-    monkeypatch.setattr(supervisor_module, "FORGIVEN_AFTER_S", math.inf)  # no time counts here
+    monkeypatch.setattr(process_module, "FORGIVEN_AFTER_S", math.inf)  # no time counts here
     with pytest.raises(ServerFailed, match="It failed 6 times in quick succession"):
         supervisor._serve(None)
     kinds = [record.saccade_fields["event"] for record in caplog.records]
