@@ -283,8 +283,6 @@ def serve(
     Examples:
         # serve over gRPC on this machine
         saccade serve build/repository
-        # refuse what it cannot answer soon, before the server has it
-        saccade serve build/repository --proxy
         # print the command for NVIDIA's container instead
         saccade serve build/repository --print-command --container
     """

@@ -394,13 +394,14 @@ def test_a_header_that_is_none_costs_nothing(pb, data):
     )
 
 
-def test_a_dead_process_is_not_asked_again_for_each_request(busy, pb):
+def test_a_dead_process_is_not_asked_again_for_each_request(busy, pb, eventually):
     def died(asked):
         busy.runs.append(len(asked["inputs"][0].as_numpy()))
         raise pb.TritonError("in ensemble, Stub process 'nac' is not healthy.")
 
     mates = [Request(), Request()]
     execute(busy, mates)
+    decoded(busy, eventually)
     pb.answer = died
     busy.go.set()
     for mate in mates:

@@ -11,7 +11,7 @@ import pytest
 from places import ROOT
 
 PAGE = (ROOT / "docs" / "serving.md").read_text("utf-8")
-SECTION = PAGE.split("\n## Without saccade\n")[1].split("\n## ")[0]
+SECTION = PAGE.split("\n## Without saccade\n")[1].split("\n### ")[0]
 SHELL = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL)
 (NODE,) = re.findall(r"```js\n(.*?)```", SECTION, re.DOTALL)
 IMAGE = ROOT / "docs" / "examples" / "seven.png"
