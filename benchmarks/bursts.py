@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from result_file import commit_and_date, options_of, write_result
-from served_models import QUIET, digits_folder
+from served_models import QUIET, digits_folder, put_dummy
 
 from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -36,7 +36,6 @@ from saccade.models.scores.results import t975
 from saccade.serving.bench.replay.options import ReplayOptions
 from saccade.serving.bench.replay.replay import replay
 from saccade.serving.repository.deploy import deploy
-from saccade.serving.repository.model_config import read_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.server.server import Server
 
@@ -91,15 +90,9 @@ def served(router: Path | None, stretch: float) -> Iterator[tuple[Server, dict[s
         for manifest in ArtefactFolder(folder).manifests:
             variant = manifest.variant
             fixed, each, scores[variant.name] = VARIANTS[variant.budget]
-            model = repository / variant.name
-            config = read_config(model / "config.pbtxt")
-            config.backend, config.default_model_filename = "python", "model.py"
-            for field in ("parameters", "optimization", "model_operations", "model_warmup"):
-                config.ClearField(field)
-            (model / "config.pbtxt").write_text(str(config))
             times = {"fixed": stretch * fixed, "each": stretch * each}
             code = _MODEL.format(device=f"{place}/device", **times)
-            (model / "1" / "model.py").write_text(code)
+            put_dummy(repository / variant.name, code)
         if router:
             (version,) = repository.glob("*/*/routes.json")
             for file in router.glob("*.py"):

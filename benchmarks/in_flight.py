@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from result_file import RESULTS, commit_and_date, options_of, spread, write_result
-from served_models import QUIET, digits_folder, random_images, under_load
+from served_models import QUIET, digits_folder, put_dummy, random_images, under_load
 
 from saccade.core.machine import cores, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -41,7 +41,6 @@ from saccade.serving.bench.load_requests import (
     tensor_request,
 )
 from saccade.serving.repository.deploy import deploy
-from saccade.serving.repository.model_config import read_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.server.server import Server
 
@@ -82,15 +81,8 @@ def sleeping(instances: int, slower: float) -> Iterator[tuple[str, LoadGenerator
         repository = Path(place) / "repository"
         deploy(folder, RepositoryOptions(repository, instance_count=instances, run_batch=1))
         for budget, manifest in zip(BUDGETS, ArtefactFolder(folder).manifests, strict=True):
-            model = repository / manifest.variant.name
-            config = read_config(model / "config.pbtxt")
-            config.backend, config.default_model_filename = "python", "model.py"
-            fields = ["parameters", "optimization", "model_operations", "model_warmup"]
-            for field in fields:
-                config.ClearField(field)
-            (model / "config.pbtxt").write_text(str(config))
             code = _MODEL.format(seconds=slower * SLEEP_S[budget], classes=10)
-            (model / "1" / "model.py").write_text(code)
+            put_dummy(repository / manifest.variant.name, code)
         add_policy(repository / ArtefactFolder(folder).model / "1" / "routes.json")
         rehash(repository)
         with (

@@ -17,6 +17,7 @@ from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.bench.load import LoadGenerator
 from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.model_config import read_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.server import Server
@@ -97,6 +98,16 @@ def random_images(folder: Path, count: int) -> np.ndarray:
     declared = ArtefactFolder(folder).manifests[0].preprocessing
     shape = (count, declared.height_px, declared.width_px, declared.channels)
     return np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+
+
+def put_dummy(model: Path, code: str) -> None:
+    """Let Python code take the place of a variant, whose folder in a repository is `model`."""
+    config = read_config(model / "config.pbtxt")
+    config.backend, config.default_model_filename = "python", "model.py"
+    for field in ("parameters", "optimization", "model_operations", "model_warmup"):
+        config.ClearField(field)
+    (model / "config.pbtxt").write_text(str(config))
+    (model / "1" / "model.py").write_text(code)
 
 
 @contextmanager

@@ -17,9 +17,8 @@ from typing import Any
 from saccade.core.errors import ServerFailed
 from saccade.core.machine import cpu_seconds, family_of
 from saccade.core.worker import Worker, WorkerEnded
-from saccade.serving.client.connection import channel_arguments, check_url
+from saccade.serving.client.connection import SERVICE, channel_asyncio
 
-_SERVICE = "/inference.GRPCInferenceService"
 _PAUSE_AFTER_ERROR_S = 0.01
 # Time limits of a request: of the first ones, and later in proportion to the longest answer so far.
 _FIRST_S, _LEAST_S, _TIMES = 600.0, 30.0, 10.0
@@ -132,19 +131,13 @@ def refuse_errors(result: LoadResult, url: str) -> LoadResult:
 
 def channel_to(url: str) -> Any:
     """Return an asyncio channel for load, with its own connection."""
-    import grpc
-
-    place = check_url(url)
     own = {
         # Without separate pools, two streams would share one connection.
         "grpc.use_local_subchannel_pool": 1,
         # If the address has several replicas, ipv4:HOST:PORT,HOST:PORT, they are used in turn.
         "grpc.lb_policy_name": "round_robin",
     }
-    options = channel_arguments(place, own)
-    if place != url:
-        return grpc.aio.secure_channel(place, grpc.ssl_channel_credentials(), options=options)
-    return grpc.aio.insecure_channel(place, options=options)
+    return channel_asyncio(url, **own)
 
 
 class _Clients:
@@ -158,11 +151,11 @@ class _Clients:
         self.failed: list[tuple[float, str, str]] = []
         self.channel = channel_to(order.url)
         self.call = self.channel.unary_unary(
-            f"{_SERVICE}/ModelInfer",
+            f"{SERVICE}/ModelInfer",
             response_deserializer=service_pb2.ModelInferResponse.FromString,
         )
         self.statistics = self.channel.unary_unary(
-            f"{_SERVICE}/ModelStatistics",
+            f"{SERVICE}/ModelStatistics",
             request_serializer=service_pb2.ModelStatisticsRequest.SerializeToString,
             response_deserializer=service_pb2.ModelStatisticsResponse.FromString,
         )

@@ -2,19 +2,16 @@
 """Serialize requests before a run, and get the answer to a single one."""
 
 import io
-import struct
 from collections.abc import Mapping
 from contextlib import closing
 
 import numpy as np
 
 from saccade.core.errors import ServerFailed
-from saccade.serving.client.connection import connect
+from saccade.serving.client.connection import SERVICE, connect
 from saccade.serving.client.request_sizes import FIRST_S
-from saccade.serving.client.wire import TEXTS, as_texts
+from saccade.serving.client.wire import TEXTS, as_texts, infer_message
 
-_DTYPES = {"FP32": np.float32, "INT64": np.int64, "UINT8": np.uint8}
-_NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
 Answer = dict[str, np.ndarray | list[bytes]]
 
 
@@ -29,23 +26,8 @@ def request(
     Shapes: inputs [b ...], of numbers or of objects that are bytes. An input [b] is sent as [b 1],
         as the server declares it.
     """
-    from tritonclient.grpc import service_pb2
-
-    message = service_pb2.ModelInferRequest(model_name=model)
-    for name, array in inputs.items():
-        rows = array[:, None] if array.ndim == 1 else array
-        kind = "BYTES" if rows.dtype == object else _NAMES[rows.dtype]
-        message.inputs.add(name=name, datatype=kind, shape=rows.shape)
-        if kind == "BYTES":
-            content = b"".join(struct.pack("<I", len(value)) + value for value in rows.ravel())
-        else:
-            content = np.ascontiguousarray(rows).tobytes()
-        message.raw_input_contents.append(content)
-    for key, value in (parameters or {}).items():
-        message.parameters[key].string_param = value
-    for output in outputs:
-        message.outputs.add(name=output)
-    return bytes(message.SerializeToString())
+    rows = {name: array[:, None] if array.ndim == 1 else array for name, array in inputs.items()}
+    return bytes(infer_message(model, rows, outputs, parameters or {}).SerializeToString())
 
 
 def tensor_request(model: str, images: np.ndarray, *outputs: str) -> bytes:
@@ -84,12 +66,11 @@ def ask(url: str, message: bytes, *, timeout_s: float = FIRST_S) -> Answer:
     import grpc
     from tritonclient.grpc import InferResult, service_pb2
 
-    method = "/inference.GRPCInferenceService/ModelInfer"
     parse = service_pb2.ModelInferResponse.FromString
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(url, options=unlimited) as channel:
         try:
-            answer = channel.unary_unary(method, response_deserializer=parse)(
+            answer = channel.unary_unary(f"{SERVICE}/ModelInfer", response_deserializer=parse)(
                 message, timeout=timeout_s
             )
         except grpc.RpcError as error:

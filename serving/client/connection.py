@@ -9,6 +9,7 @@ from typing import Any
 
 from saccade.core.errors import SaccadeError, ServerFailed
 
+SERVICE = "/inference.GRPCInferenceService"  # start of the path of every method
 _LARGEST_MESSAGE = 2**31 - 1
 # This prefix of an address means TLS. To trust more than the usual authorities, set gRPC's own
 # environment variable GRPC_DEFAULT_SSL_ROOTS_FILE_PATH.
@@ -70,7 +71,7 @@ def connect(url: str, **options: int) -> Any:
     place = check_url(url)
     from tritonclient.grpc import InferenceServerClient
 
-    arguments = channel_arguments(place, options)
+    arguments = _arguments(place, options)
     return InferenceServerClient(place, ssl=place != url, channel_args=arguments)
 
 
@@ -79,14 +80,18 @@ def connect_asyncio(url: str) -> Any:
     place = check_url(url)
     from tritonclient.grpc.aio import InferenceServerClient
 
-    return InferenceServerClient(place, ssl=place != url, channel_args=channel_arguments(place, {}))
+    return InferenceServerClient(place, ssl=place != url, channel_args=_arguments(place, {}))
 
 
-def channel_asyncio(url: str) -> Any:
-    """Return a bare gRPC channel without TLS for the running event loop."""
+def channel_asyncio(url: str, **options: Any) -> Any:
+    """Return a bare gRPC channel for the running event loop."""
     import grpc
 
-    return grpc.aio.insecure_channel(check_url(url), options=channel_arguments(url, {}))
+    place = check_url(url)
+    arguments = _arguments(place, options)
+    if place != url:
+        return grpc.aio.secure_channel(place, grpc.ssl_channel_credentials(), options=arguments)
+    return grpc.aio.insecure_channel(place, options=arguments)
 
 
 def connect_alone(url: str) -> Any:
@@ -94,8 +99,7 @@ def connect_alone(url: str) -> Any:
     return connect(url, **{"grpc.use_local_subchannel_pool": 1})
 
 
-def channel_arguments(url: str, options: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the arguments of a channel to an address without its prefix."""
+def _arguments(url: str, options: Mapping[str, Any]) -> list[tuple[str, Any]]:
     arguments = {
         "grpc.max_send_message_length": _LARGEST_MESSAGE,
         "grpc.max_receive_message_length": _LARGEST_MESSAGE,

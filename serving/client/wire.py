@@ -5,7 +5,7 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -191,16 +191,21 @@ def over_grpc(call: Call) -> dict[str, Any]:
     return {"inputs": tensors, "outputs": wanted or None, "parameters": parameters}
 
 
-def serialized(call: Call, model: str, request_id: str, timeout_s: float) -> bytes:
-    """Return a request as the message that gRPC sends, with a deadline that the server keeps.
+def infer_message(
+    model: str,
+    inputs: Mapping[str, np.ndarray],
+    outputs: Iterable[str],
+    parameters: Mapping[str, str],
+) -> Any:
+    """Return a ModelInferRequest, which may be changed before it is serialized.
 
     Building it here takes a fifth of the time that NVIDIA's client needs for the same bytes.
     """
     from tritonclient.grpc import service_pb2
     from tritonclient.utils import np_to_triton_dtype
 
-    message = service_pb2.ModelInferRequest(model_name=model, id=request_id)
-    for name, array in call.inputs.items():
+    message = service_pb2.ModelInferRequest(model_name=model)
+    for name, array in inputs.items():
         kind = np_to_triton_dtype(array.dtype)
         message.inputs.add(name=name, datatype=kind, shape=array.shape)
         if kind == "BYTES":
@@ -208,12 +213,20 @@ def serialized(call: Call, model: str, request_id: str, timeout_s: float) -> byt
         else:
             content = np.ascontiguousarray(array).tobytes()
         message.raw_input_contents.append(content)
-    for name in call.outputs:
-        wanted = message.outputs.add(name=name)
-        if call.top and name == "probabilities":
-            wanted.parameters["classification"].int64_param = call.top
-    for name, value in call.parameters.items():
+    for name in outputs:
+        message.outputs.add(name=name)
+    for name, value in parameters.items():
         message.parameters[name].string_param = value
+    return message
+
+
+def serialized(call: Call, model: str, request_id: str, timeout_s: float) -> bytes:
+    """Return a request as the message that gRPC sends, with a deadline that the server keeps."""
+    message = infer_message(model, call.inputs, call.outputs, call.parameters)
+    message.id = request_id
+    for wanted in message.outputs:
+        if call.top and wanted.name == "probabilities":
+            wanted.parameters["classification"].int64_param = call.top
     message.parameters["timeout"].int64_param = server_timeout(timeout_s)
     return bytes(message.SerializeToString())
 

@@ -20,6 +20,7 @@ from saccade.core.files import read_bounded
 from saccade.serving.client.connection import is_loopback
 from saccade.serving.server.addresses import ServeOptions, address, port_in_use
 from saccade.serving.server.log import report
+from saccade.serving.server.process import exit_text
 from saccade.serving.server.supervisor import Patience
 
 LOGGER = logging.getLogger("saccade.openai")
@@ -65,7 +66,7 @@ class WebProcess(threading.Thread):
         while not self._ending.is_set():
             began_s = time.monotonic()
             try:
-                how = f"ended (exit code {self._one_life()})"
+                how = f"ended ({self._one_life()})"
             except (OSError, ValueError) as error:  # the second if the socket was just closed
                 how = f"could not be started ({error})"
             if self._ending.is_set():
@@ -77,8 +78,8 @@ class WebProcess(threading.Thread):
             report(logging.ERROR, "openai_restarting", text, pause_s=pause_s)
             self._ending.wait(pause_s)
 
-    def _one_life(self) -> int:
-        """Start the process, log what it writes until it ends, and return its exit code."""
+    def _one_life(self) -> str:
+        """Start the process, log what it writes until it ends, and return how it exited."""
         handle = self._listener.fileno()
         command = [sys.executable, "-P", "-m", "saccade.serving.web.main", str(handle)]
         process = self._process = subprocess.Popen(
@@ -96,7 +97,8 @@ class WebProcess(threading.Thread):
             stdin.write(json.dumps(self._settings).encode() + b"\n")
         for line in process.stderr:
             LOGGER.warning("%s", line.decode(errors="replace").rstrip())
-        return process.wait()
+        process.wait()
+        return exit_text(process)
 
     def stop(self, *, at_once: bool = False) -> None:
         """Let the requests finish, for at most the options' grace, and free the port."""

@@ -21,6 +21,7 @@ from saccade.models.budget import number
 from saccade.serving.client import operations
 from saccade.serving.client.client import METADATA_S
 from saccade.serving.client.connection import (
+    SERVICE,
     ServerRefusedImage,
     channel_asyncio,
     explain,
@@ -33,7 +34,6 @@ from saccade.serving.client.router_view import RouterView, view_of
 from saccade.serving.client.wire import GRACE_S, Call, Steps, serialized
 from saccade.serving.web.bodies import WebRefusal
 
-_SERVICE = "/inference.GRPCInferenceService"
 VIEW_S = 10.0  # time after which the router's description is requested again
 _LATE = "timeout ran out"
 _LATER = re.compile(r"try again in about ([\d.]+) s")
@@ -135,7 +135,7 @@ class RouterCalls:
         if not self._methods:
             channel = channel_asyncio(self.url)
             for method in ("ModelInfer", "ModelConfig"):
-                self._methods[method] = channel.unary_unary(f"{_SERVICE}/{method}")
+                self._methods[method] = channel.unary_unary(f"{SERVICE}/{method}")
         try:
             answer: bytes = await self._methods[name](
                 message, timeout=max(0.0, timeout_s) + GRACE_S, metadata=trace or None
@@ -178,7 +178,7 @@ def choice_of(name: str, view: RouterView) -> dict[str, str]:
 
     Raises: WebRefusal if there is no such model.
     """
-    known, (bare, at, budget) = named_models(view), name.partition("@")
+    known = named_models(view)
     known |= {
         "auto": {},
         **{variant: {"budget": view.budget(variant)} for variant in view.variants},

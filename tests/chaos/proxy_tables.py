@@ -15,8 +15,7 @@ def proxied(overload: dict[str, Any]) -> str:
         refused, answered = one["refused_ms"], one["answered_ms"]
         goodput = max(0.0, one["goodput_of_capacity"])
         lines.append(
-            f"| {one['budgets']} | {one['deadline_s']:g} s | {one['times']:g} x | "
-            f"{one['through']} | {100 * goodput:.0f} % | "
+            f"{_load(one)} | {100 * goodput:.0f} % | "
             f"{one['statuses']['OK']:,} | {one['late']:,} | "
             f"{one['statuses'].get('DEADLINE_EXCEEDED', 0):,} of {one['sent']:,} | "
             f"{f'''{answered['p99']:.0f} ms''' if answered else '-'} | "
@@ -43,8 +42,7 @@ def apart(overload: dict[str, Any]) -> str:
         by_core = one["goodput_of_capacity_by_core_time"]
         by_core = "-" if by_core is None else f"{100 * by_core:.0f} %"
         lines.append(
-            f"| {one['budgets']} | {one['deadline_s']:g} s | {one['times']:g} x | "
-            f"{one['through']} | {100 * one['goodput_of_capacity']:.0f} % | "
+            f"{_load(one)} | {100 * one['goodput_of_capacity']:.0f} % | "
             f"{by_core} | {100 * one['in_time_of_accepted']:.0f} % | "
             f"{waited} | {cut:,} of {one['sent']:,} | {one['restarts']} | "
             f"{one['memory_mib']['grown']:+.0f} MiB |"
@@ -57,6 +55,11 @@ def apart(overload: dict[str, Any]) -> str:
         f"{max(loads):.0f}."
     )
     return "\n".join([*lines, "", said + _cost(overload) + _added(overload)])
+
+
+def _load(one: dict[str, Any]) -> str:
+    """Return the cells that say which load it was, and through what."""
+    return f"| {one['budgets']} | {one['deadline_s']:g} s | {one['times']:g} x | {one['through']}"
 
 
 def _added(overload: dict[str, Any]) -> str:

@@ -16,9 +16,8 @@ import numpy as np
 from saccade.core.errors import ServerFailed
 from saccade.core.worker import Worker, WorkerEnded
 from saccade.serving.bench.load import channel_to
-from saccade.serving.client.connection import says_busy
+from saccade.serving.client.connection import SERVICE, says_busy
 
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
 OK, REFUSED = "OK", "REFUSED"  # ends; others are gRPC's names of failures
 CHANNELS = 2
 START_S = 1.5  # for the order to reach every process
@@ -110,7 +109,10 @@ class _Run:
         self.errors: dict[str, str] = {}
         self.channels = [channel_to(order.url) for _ in range(CHANNELS)]
         parse = service_pb2.ModelInferResponse.FromString
-        self.calls = [to.unary_unary(METHOD, response_deserializer=parse) for to in self.channels]
+        self.calls = [
+            to.unary_unary(f"{SERVICE}/ModelInfer", response_deserializer=parse)
+            for to in self.channels
+        ]
 
     async def one(self, at: int) -> None:
         import grpc

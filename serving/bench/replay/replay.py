@@ -26,7 +26,7 @@ from saccade.serving.bench.report_tables import table_of
 from saccade.serving.client.client import Client
 from saccade.serving.client.images import encoded
 from saccade.serving.client.router_view import RouterView
-from saccade.serving.client.wire import choice, image_input
+from saccade.serving.client.wire import choice, image_input, server_timeout
 
 SECONDS = 60.0  # of generated arrivals
 CLIENTS, CAPACITY_S, WARMUP_S = 16, 4.0, 1.0
@@ -191,7 +191,7 @@ class Requests:
         for name, value in self._parameters(source).items():
             message.parameters[name].string_param = value
         if timeout_ms is not None:
-            message.parameters["timeout"].int64_param = max(1, int(1e3 * timeout_ms))
+            message.parameters["timeout"].int64_param = server_timeout(timeout_ms / 1e3)
         return bytes(message.SerializeToString())
 
     def order(self, arrivals: Arrivals) -> OpenOrder:
