@@ -2,6 +2,7 @@
 """Measure how much of a large machine the router can carry, with variants that sleep.
 
     python benchmarks/in_flight.py [--instances 16 64] [--slower 4] [--folder ARTEFACTS]
+    python benchmarks/in_flight.py --routers 1 2 4 [--core-share 0.1]
 
 A dummy takes the place of each variant: it sleeps for a stated time per image, as a process does
 that waits for a GPU or for cores that this machine lacks. Callers that wait for their answers give
@@ -9,8 +10,9 @@ the throughput, beside the ideal of as many instances. Then requests arrive at r
 0.7 of the ideal, and the times of their answers are compared with those of a simulated queue for as
 many instances, without a router. Then all requests follow a policy whose three steps all run, and
 last two variants are called at the same time. With --folder, the largest variant of a real model
-with as many instances as cores is called through the router and past it, in turn. Writes
-results/in_flight.json.
+with as many instances as cores is called through the router and past it, in turn. With --routers,
+each process of the router may use only a share of a core, by a group of the kernel (as root), as if
+the machine was faster in all else: how much do several carry? Writes results/in_flight.json.
 """
 
 import heapq
@@ -42,6 +44,7 @@ from saccade.serving.bench.load_requests import (
 )
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.server.process import stubs_in
 from saccade.serving.server.server import Server
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -54,6 +57,7 @@ BESIDE = (1.0, 0.125)  # of the budgets, those that are called at the same time
 POLICY = "three-steps"
 LOAD, SHARE, TIMES = 0.7, 0.95, 1.5  # of the ideal; the aims
 QUEUED = 100_000  # simulated arrivals
+CPU_GROUPS, PERIOD_US = Path("/sys/fs/cgroup/cpu"), 10_000
 _MODEL = """
 import time
 import numpy as np
@@ -74,12 +78,17 @@ class TritonPythonModel:
 
 
 @contextmanager
-def sleeping(instances: int, slower: float) -> Iterator[tuple[str, LoadGenerator]]:
-    """Serve dummies of both variants; yields the router's name and the load."""
+def sleeping(
+    instances: int, slower: float, routers: int = 1
+) -> Iterator[tuple[str, LoadGenerator, Server]]:
+    """Serve dummies of both variants; yields the router's name, the load and the server."""
     folder = digits_folder(FOLDER, BUDGETS)
     with tempfile.TemporaryDirectory() as place:
         repository = Path(place) / "repository"
-        deploy(folder, RepositoryOptions(repository, instance_count=instances, run_batch=1))
+        options = RepositoryOptions(
+            repository, instance_count=instances, routers=routers, run_batch=1
+        )
+        deploy(folder, options)
         for budget, manifest in zip(BUDGETS, ArtefactFolder(folder).manifests, strict=True):
             code = _MODEL.format(seconds=slower * SLEEP_S[budget], classes=10)
             put_dummy(repository / manifest.variant.name, code)
@@ -89,7 +98,7 @@ def sleeping(instances: int, slower: float) -> Iterator[tuple[str, LoadGenerator
             Server(repository, QUIET) as server,
             LoadGenerator(server.url, server_pid=server.pid) as load,
         ):
-            yield ArtefactFolder(folder).model, load
+            yield ArtefactFolder(folder).model, load, server
 
 
 def add_policy(path: Path) -> None:
@@ -122,7 +131,7 @@ def waited(arrivals_s: np.ndarray, instances: int, service_s: float) -> np.ndarr
 def measured(instances: int, seconds: float, slower: float) -> dict[str, Any]:
     """Measure the dummies of one number of instances."""
     images = random_images(digits_folder(FOLDER, BUDGETS), 32)
-    with sleeping(instances, slower) as (name, load):
+    with sleeping(instances, slower) as (name, load, _):
         requests = {
             budget: tuple(encoded_request(name, one[None], budget) for one in images)
             for budget in BUDGETS
@@ -182,6 +191,51 @@ def measured(instances: int, seconds: float, slower: float) -> dict[str, Any]:
     return result
 
 
+@contextmanager
+def limited(pids: list[int], share: float) -> Iterator[None]:
+    """Let each of these processes use at most a share of a core."""
+    groups = [CPU_GROUPS / f"saccade-{pid}" for pid in pids]
+    try:
+        for pid, group in zip(pids, groups, strict=True):
+            group.mkdir()
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(round(share * PERIOD_US)))
+            (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        for group in filter(Path.exists, groups):
+            (CPU_GROUPS / "cgroup.procs").write_text((group / "cgroup.procs").read_text().strip())
+            group.rmdir()
+
+
+def ceilings(routers: list[int], share: float, rounds: int, seconds: float) -> dict[str, Any]:
+    """Measure what each number of routers carries, in turn, each with a share of a core."""
+    instances = max(16, *routers)
+    images = random_images(digits_folder(FOLDER, BUDGETS), 32)
+    rates: dict[int, list[float]] = {count: [] for count in routers}
+    for turn in range(rounds):
+        for count in routers[:: -1 if turn % 2 else 1]:
+            with sleeping(instances, 1.0, count) as (name, load, server):
+                pids = [stub.pid for stub in stubs_in(server.pid) if stub.model == name]
+                assert len(pids) == count
+                requests = tuple(encoded_request(name, one[None], 1.0) for one in images)
+                stream = Stream("alone", name, 2 * instances, requests)
+                with limited(pids, share):
+                    window = load.run([stream], seconds=seconds, warmup_s=1.0)
+                rates[count].append(refuse_errors(window, load.url).rate)
+                print(count, rates[count][-1], flush=True)
+    first = np.array(rates[routers[0]])
+    return {
+        "instances": instances,
+        "core_share_of_a_router": share,
+        "requests_per_second": {str(count): rates[count] for count in routers},
+        f"times_{routers[0]}": {
+            str(count): spread((np.array(rates[count]) / first).tolist()) for count in routers[1:]
+        },
+        "ideal_requests_per_second": instances / SLEEP_S[1.0],
+    }
+
+
 def real(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
     """Measure the largest variant of a folder, with an instance for each core."""
     artefact = ArtefactFolder(folder)
@@ -215,12 +269,19 @@ def main() -> None:
         "--slower", type=float, default=1.0, help="factor for the times that variants sleep"
     )
     parser.add_argument("--folder", type=Path, help="artefacts of a real model")
-    parser.set_defaults(out=None)  # in_flight.json or in_flight_real.json
+    parser.add_argument("--routers", type=int, nargs="+", help="numbers of routers to compare")
+    parser.add_argument("--core-share", type=float, default=0.1, help="share of a core for each")
+    parser.set_defaults(out=None)  # in_flight.json, in_flight_real.json or in_flight_routers.json
     options = parser.parse_args()
-    out = options.out or RESULTS / f"in_flight{'_real' * bool(options.folder)}.json"
+    kind = "_real" if options.folder else "_routers" if options.routers else ""
+    out = options.out or RESULTS / f"in_flight{kind}.json"
     machine = {**commit_and_date(), "machine": this_machine().to_dict()}
-    if options.folder:
-        result = real(options.folder, options.rounds, options.seconds)
+    if kind:
+        rounds, seconds = options.rounds, options.seconds
+        if options.folder:
+            result = real(options.folder, rounds, seconds)
+        else:
+            result = ceilings(options.routers, options.core_share, rounds, seconds)
         write_result(out, {**machine, **result})
         print(result)
         return

@@ -65,9 +65,14 @@ class Signal:
 class DecodingPool:
     """Threads for each core: Pillow decodes without Python's lock."""
 
-    def __init__(self, threads: int, begin: Callable[[Lane, Ticket], Decoding | None]) -> None:
+    def __init__(
+        self,
+        threads: int,
+        begin: Callable[[Lane, Ticket], Decoding | None],
+        most_megapixels: float = MOST_MEGAPIXELS,
+    ) -> None:
         """`begin` returns the images of a lane's request, and raises what it is refused for."""
-        self.threads = threads
+        self.threads, self._most_megapixels = threads, most_megapixels
         self._begin = begin
         self._lanes: tuple[Lane, ...] = ()
         self._choosing = threading.Lock()  # for what follows; a lane's own lock is taken inside it
@@ -132,7 +137,7 @@ class DecodingPool:
                     if not large:  # lanes wake the others
                         self._signals[True].wake()
                     continue
-                if self._megapixels and self._megapixels + size > MOST_MEGAPIXELS:
+                if self._megapixels and self._megapixels + size > self._most_megapixels:
                     continue
                 if (one := started or self._start(lane, ticket)) is None:
                     continue

@@ -25,7 +25,7 @@ from backlog import Ticket, caller_of, deadline, time_for
 from calls import Reply, Sender, call, fail, refuse, remaining_us, tensors_of
 from choose import Candidate, Followed, RequestRefused, Wish, all_policies, by_quality, compared
 from decoding import Decoding
-from decoding_pool import DecodingPool
+from decoding_pool import MOST_MEGAPIXELS, DecodingPool
 from forecast import ServerQueue
 from instrumentation import Instrumentation
 from lane import INPUTS_LOST, Lane
@@ -63,13 +63,15 @@ class TritonPythonModel:
             self.routes.monitor.limits,
         )
         self.instrumentation = Instrumentation(args["model_name"], unwatched=PROBE)
-        self.pool = DecodingPool(len(os.sched_getaffinity(0)), self._decoding)
+        self.name, routers = args["model_instance_name"], routers_of(args["model_config"])
+        cores = len(os.sched_getaffinity(0))
+        self.pool = DecodingPool(-(-cores // routers), self._decoding, MOST_MEGAPIXELS / routers)
         self.lanes = {
             (route.name, role): Lane(
                 route.name,
                 self._answer_of(route, role),
                 group_rows=route.run_batch,
-                in_flight=groups_in_flight(route.instances),
+                in_flight=groups_in_flight(route.instances, routers),
                 decoders=self.pool.threads if component.encoded else 0,
                 wake=self.pool.wake,
                 ended=self._go_on,
@@ -83,7 +85,14 @@ class TritonPythonModel:
             self.queue = ServerQueue(args["model_name"], self.routes, {PROBE: "lag"}, LANES)
         self.adaptive = Adaptive(self.routes, self.lanes, self._release, self._lag_s)
         self.allowance = Allowance()
-        self.monitor = PolicyMonitor(self.answering, self.lanes, self.metrics, self._withdraw)
+        self.monitor = PolicyMonitor(
+            self.answering,
+            self.lanes,
+            self.metrics,
+            self._withdraw,
+            routers=routers,
+            name=self.name,
+        )
         self.ended = threading.Event()
         threading.Thread(target=self._expire, daemon=True).start()
 
@@ -129,7 +138,7 @@ class TritonPythonModel:
     def _route(self, request: Any, sender: Sender) -> None:
         text = request.parameters()
         if PROBE in text and PROBE in json.loads(text):
-            send_lanes(sender, self.lanes)
+            send_lanes(sender, self.name, self.lanes)
             return
         outputs = tuple(request.requested_output_names())
         choice = self.answering.choice(text, outputs)
@@ -337,10 +346,16 @@ def may_be_one(error: Exception) -> bool:
     return not isinstance(error, Refused) or error.of_inputs
 
 
-def send_lanes(sender: Any, lanes: dict[tuple[str, str], Lane]) -> None:
+def routers_of(config: str) -> int:
+    """Return how many processes share the requests of this router; `config` is JSON."""
+    return sum(group["count"] for group in json.loads(config)["instance_group"])
+
+
+def send_lanes(sender: Any, router: str, lanes: dict[tuple[str, str], Lane]) -> None:
     """Answer a probe, without waiting in a lane."""
     lane_reports = [
-        {"variant": name, "part": role, **lanes[name, role].report()} for name, role in lanes
+        {"router": router, "variant": name, "part": role, **lane.report()}
+        for (name, role), lane in lanes.items()
     ]
     text = np.frombuffer(json.dumps(lane_reports).encode(), np.uint8)
     sender.send(

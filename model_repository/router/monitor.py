@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -68,12 +68,20 @@ class PolicyMonitor:
         lanes: Mapping[Any, Lane],
         metrics: Metrics,
         withdraw: Callable[[str, str], None],
+        *,
+        routers: int = 1,
+        name: str = "",
     ) -> None:
-        """`withdraw` takes the name of a policy and the reason."""
+        """`withdraw` takes the name of a policy and the reason.
+
+        Each of several routers has a `name`, and judges its own answers: together they reject in
+        error as rarely as one.
+        """
         self._answering, self._lanes, self._metrics = answering, lanes, metrics
         self._withdraw, self._rules = withdraw, answering.routes.monitor
         folder = os.environ.get(RUN_FOLDER)
-        self._file = Path(folder) / FILE if folder else None
+        file = FILE if routers == 1 else f"monitor-{name}.json"
+        self._file = Path(folder) / file if folder else None
         self._states, self._keys = self._read(), dict[str, str]()
         self._evidence: dict[str, Evidence] = {}
         self._kept: KeptSamples | None = None
@@ -81,6 +89,7 @@ class PolicyMonitor:
         self._jobs, self._ended = SimpleQueue[Any](), threading.Event()
         for policy in answering.routes.policies:
             if limit := self._rules.limits.get(policy.name):
+                limit = replace(limit, alpha=limit.alpha / routers)
                 # Another certificate of the same name has evidence of its own.
                 key = json.dumps([asdict(policy), asdict(limit)], sort_keys=True)
                 state = self._states.get(key, {"risk": limit.rate, "alpha": limit.alpha})

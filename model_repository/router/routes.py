@@ -187,9 +187,10 @@ class Routes(NamedTuple):
         return replace(first, name=FULL, risk=0.0, bound=0.0, steps=(step,))
 
 
-def groups_in_flight(instances: int) -> int:
-    """Return how many groups of requests a lane gives to the instances of its model."""
-    return instances + instances // SPARE_PART
+def groups_in_flight(instances: int, routers: int = 1) -> int:
+    """Return how many groups of requests a lane gives to its share of its model's instances."""
+    share = -(-instances // routers)
+    return share + share // SPARE_PART
 
 
 def read_routes(path: Path) -> Routes:

@@ -137,6 +137,7 @@ def plan_repository(
             for variant in variants
         },
         instances=options.instance_count,
+        routers=options.routers,
         max_images=max_images,
         policies=policies.routes,
         spaces=policies.spaces,

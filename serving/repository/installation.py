@@ -18,6 +18,7 @@ from saccade.core.errors import MissingPackage, SaccadeError, install
 from saccade.exporter.runtimes.gpu import gpus
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.model_repository.router.routes import groups_in_flight
+from saccade.serving.client.router_view import DESCRIBED
 from saccade.serving.repository.model_config import read_config
 from saccade.serving.repository.runtimes.registry import served_names, served_runtime
 
@@ -241,8 +242,20 @@ def requirements_of(repository: Path) -> Requirements:
         runtimes=needy,
         rate_limit=any(group.HasField("rate_limiter") for group in groups),
         op_libraries=tuple(sorted(libraries)),
-        calls=sum(groups_in_flight(max(1, group.count)) for group in groups) or None,
+        calls=_calls(configs),
     )
+
+
+def _calls(configs: list[Any]) -> int | None:
+    """Return the most calls that a router makes at the same time; the server has threads for each.
+
+    Its own probe is one of them.
+    """
+    counts = [
+        (config, max(1, group.count)) for config in configs for group in config.instance_group
+    ]
+    routers = max((count for config, count in counts if DESCRIBED in config.parameters), default=1)
+    return sum(groups_in_flight(count, routers) for _, count in counts) or None
 
 
 def _demanding() -> list[str]:

@@ -11,7 +11,7 @@ from saccade.core.schema import Pattern, Range, Share
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.serving.repository.runtimes.registry import ServedName, served_runtime
 
-MOST_THREADS, MOST_PRIORITIES = 256, 100
+MOST_THREADS, MOST_PRIORITIES, MOST_ROUTERS = 256, 100, 16
 # A number outside its range is a typing mistake, and a server would accept it.
 _WORD = Pattern(r"[^\W\d]\w*", "a word such as gpu")
 SloMs = Annotated[float, Range(1, 60_000)]
@@ -53,6 +53,9 @@ class RepositoryOptions(Options):
     op_library: bool = True
     instances: Literal["cpu", "gpu"] | None = None  # default: cpu, plans gpu; gpu: container only
     instance_count: Annotated[int, Range(1, 64)] = 1  # instances of each variant
+    # processes of the router, each with its share of the instances; one answers about 1,000
+    # requests of one small image per second
+    routers: Annotated[int, Range(1, MOST_ROUTERS)] = 1
     # threads of one run; default: by --cores and the measurements (see docs/serving.md); 0: as many
     # as ONNX Runtime takes by itself
     threads: _Threads | None = None
@@ -76,6 +79,11 @@ class RepositoryOptions(Options):
         if self.floor_budget is not None and self.slo_ms is None:
             raise SaccadeError(
                 "Found --floor-budget without --slo-ms. Pass both, or drop --floor-budget."
+            )
+        if self.routers > self.instance_count:
+            raise SaccadeError(
+                f"Found --routers {self.routers} with --instance-count {self.instance_count}: each "
+                "router needs an instance of each variant. Pass fewer routers, or more instances."
             )
         served_runtime(self.runtime).check_options(self)
 

@@ -65,6 +65,7 @@ class RouterPlan:
     measured: dict[str, FrontierEntry]
     run_batch: dict[str, int]
     instances: int = 1  # of each variant
+    routers: int = 1  # processes that share the requests
     max_images: int = MAX_BATCH
     policies: tuple[PolicyRoute, ...] = ()
     adaptive: AdaptiveRules | None = None
@@ -167,7 +168,7 @@ def router_text(plan: RouterPlan) -> str:
     # costs as much, and the server would refuse all of them for a broken one, with its message.
     config.max_batch_size = plan.max_images
     set_common_fields(config)
-    config.instance_group.add(count=1, kind="KIND_CPU")
+    config.instance_group.add(count=plan.routers, kind="KIND_CPU")
     return config_text(config)
 
 

@@ -49,6 +49,7 @@ class Liveness:
         self._server_busy, self._server_due_s = False, 0.0
         self._cut_since_s: float | None = None  # since when no probe has reached the server
         self.hangs = False  # the whole server: it does not even report on its models
+        self._lanes: dict[str, tuple[dict[str, Any], ...]] = {}  # by process of the router
         self.left_s = 0.0  # estimated time for all work in the router's lanes
 
     def excuse(self, loading: set[str]) -> None:
@@ -141,7 +142,8 @@ class Liveness:
             # Perhaps it is answering many other requests, or a batch takes it so long.
             at_work = self._prober.is_at_work(model)
             self.hangs = at_work is None
-            if at_work:
+            # The others of several processes answer, even if the one with the probe never does.
+            if at_work and (len(states) < 2 or out_s <= LONGEST_RUN_S):
                 return True
         if out_s > LONGEST_RUN_S:
             return False
@@ -175,8 +177,12 @@ class Liveness:
 
     def _read_lanes(self, probe: Probe) -> str | None:
         """Note what is waiting; return which lane made no progress for longer than any step."""
+        if not probe.lanes:
+            return None
+        self._lanes[str(probe.lanes[0]["router"])] = probe.lanes
+        every = [lane for lanes in self._lanes.values() for lane in lanes]
         by_variant: dict[str, list[dict[str, Any]]] = {}
-        for lane in probe.lanes:
+        for lane in every:
             by_variant.setdefault(str(lane["variant"]), []).append(lane)
         for variant, lanes in by_variant.items():
             for lane in lanes:
@@ -191,9 +197,8 @@ class Liveness:
             queue = f"{counted(waiting, 'request')} waiting, about {seconds:.2g} s"
             text = queue if waiting else ""
             self._board.mark_busy(variant, text)
-        if probe.lanes:
-            self._board.mark_busy(probe.model, "")
-            self.left_s = max(float(lane["waiting_s"]) for lane in probe.lanes)
+        self._board.mark_busy(probe.model, "")
+        self.left_s = max(float(lane["waiting_s"]) for lane in every)
         return None
 
 

@@ -12,8 +12,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.core.sizes import counted
@@ -135,6 +136,28 @@ def foreign_listeners(process: ServerProcess) -> list[int]:
         if len(own(every, process.pid)) < len(every):
             pids.append(port)
     return pids
+
+
+class InFlight:
+    """The requests in the lanes of one router since it was first asked, until they are answered."""
+
+    def __init__(self) -> None:
+        self._least: dict[str, int] | None = None  # groups after which what was in flight is done
+        self._rounds = 0  # a call that goes from lane to lane is in each of them at most once
+
+    def is_over(self, lanes: Sequence[dict[str, Any]]) -> bool:
+        """Return whether all of them were answered, by this report of the lanes."""
+        busy = {
+            f"{lane['variant']} {lane['part']}": lane
+            for lane in lanes
+            if lane["running_s"] or lane["waiting"]
+        }
+        if self._least is None:
+            self._least = {key: lane["begun"] + lane["waiting"] - 1 for key, lane in busy.items()}
+        if any(lane["groups"] <= self._least.get(key, -1) for key, lane in busy.items()):
+            return False
+        self._least, self._rounds = None, self._rounds + 1
+        return not busy or self._rounds >= len(lanes)
 
 
 class Supervisor(threading.Thread):
@@ -279,30 +302,25 @@ class Supervisor(threading.Thread):
         if not process.callers():  # the prober has not connected yet
             return
         end = time.monotonic() + max(self._options.grace_s, LEFT_TIMES * self._left_s)
-        self._finish_lanes(prober, end)
+        self._finish_lanes(process, prober, end)
         if process.callers() > 1:
             # Some call a variant past the router, which answers them before a probe.
             self._probes(prober, self._board.variants, end)
 
-    def _finish_lanes(self, prober: Prober, end: float) -> None:
-        """Wait for the requests in the router's lanes."""
-        least: dict[str, int] | None = None  # groups after which what was in flight is done
-        rounds = 0  # a call that goes from lane to lane is in each of them at most once
-        while router := self._probes(prober, (self._board.model,), end):
-            lanes = router[self._board.model].lanes
-            busy = {
-                f"{lane['variant']} {lane['part']}": lane
-                for lane in lanes
-                if lane["running_s"] or lane["waiting"]
-            }
-            if least is None:
-                least = {key: lane["begun"] + lane["waiting"] - 1 for key, lane in busy.items()}
-            if not any(lane["groups"] <= least.get(key, -1) for key, lane in busy.items()):
-                least, rounds = None, rounds + 1
-                if not busy or rounds >= len(lanes):
-                    return
-                continue
-            time.sleep(0.05)
+    def _finish_lanes(self, process: ServerProcess, prober: Prober, end: float) -> None:
+        """Wait for the requests in the lanes of each of the router's processes."""
+        count = max(1, len(process.stubs_of(self._board.model)))
+        routers: dict[str, InFlight] = {}
+        done: set[str] = set()
+        while len(done) < count and (probes := self._probes(prober, (self._board.model,), end)):
+            lanes = probes[self._board.model].lanes
+            if not lanes:
+                return
+            name = str(lanes[0]["router"])  # the server gives the probes to them in turn
+            if routers.setdefault(name, InFlight()).is_over(lanes):
+                done.add(name)
+            elif len(routers) == count:
+                time.sleep(0.05)
 
     def _probes(self, prober: Prober, models: tuple[str, ...], end: float) -> dict[str, Probe]:
         """Return the answers of these models; none if the time, or the patience, is over."""

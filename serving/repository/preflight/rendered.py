@@ -29,7 +29,7 @@ from saccade.serving.repository.model_config import (
     plain_fields,
     variant_config,
 )
-from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.options import MOST_ROUTERS, RepositoryOptions
 from saccade.serving.repository.policies import adaptive_of, monitor_of, policies_of
 from saccade.serving.repository.preflight.repository import NotChecked, Repository, RepositoryModel
 from saccade.serving.repository.router_folder import (
@@ -268,11 +268,20 @@ def _plan(repository: Repository) -> RouterPlan:
         run_batch={
             variant.name: _run_batch(own[variant.main.variant.name]) for variant in variants
         },
+        routers=_routers(repository),
         max_images=largest,
         policies=policies_of(routes),
         adaptive=adaptive_of(routes),
         monitor=monitor_of(routes),
     )
+
+
+def _routers(repository: Repository) -> int:
+    """Return the router's processes; 1 if a variant has fewer instances, which is a difference."""
+    count = _value_at(repository.router.fields, "instance_group.count")
+    counts = [_value_at(model.fields, "instance_group.count") for model in repository.models]
+    fits = _whole(1, min([MOST_ROUTERS, *(each for each in counts if isinstance(each, int))])).fit
+    return count if fits(count) else 1
 
 
 def _capped(declared: Any, expected: Preprocessing | None) -> Preprocessing | None:

@@ -167,6 +167,17 @@ def test_instances_on_a_gpu_are_not_for_the_bundled_server(made, tmp_path):
     assert not failures(tmp_path / "out", CONTAINER)
 
 
+@pytest.mark.parametrize(("routers", "fails"), [(2, False), (3, True), (0, True)])
+def test_a_router_has_at_most_as_many_processes_as_a_variant_has_instances(
+    made, tmp_path, routers, fails
+):
+    repository = tmp_path / "out"
+    deploy(made / "artefacts", RepositoryOptions(repository, instance_count=2))
+    edit(lambda config: put(config, "instance_group[0].count", routers), tiny.MODEL)(repository)
+    tiny.rehash(repository)
+    assert ("fields" in failures(repository, BUNDLED)) == fails
+
+
 def test_speeds_that_a_measurement_does_not_tell_apart_are_names(repository):
     edit_json(ROUTES, lambda it: it["variants"][0].update(as_fast=[tiny.HALF]))(repository)
     tiny.rehash(repository)

@@ -44,7 +44,7 @@ def made(tmp_path_factory):
     folder = tiny.artefacts(place / "artefacts")
     options = RepositoryOptions(
         place / "repository", max_queue=64, queue_timeout_ms=9000, priority_levels=2,
-        rate_limit="cores", instance_count=2, threads=2, graph_level=1,
+        rate_limit="cores", instance_count=2, routers=2, threads=2, graph_level=1,
     )  # fmt: skip
     deploy(folder, options)
     return place / "repository"

@@ -199,9 +199,9 @@ def test_an_image_that_is_refused_ends_its_request_alone(pooled, ticket, eventua
     assert len(made.decoding[0].indices) == 3 and made.decoding[0].complete is False
 
 
-def test_memory_bounds_what_is_decoded_at_once(pooled, ticket, eventually, monkeypatch):
-    monkeypatch.setattr(src.decoding_pool, "MOST_MEGAPIXELS", 30.0)
+def test_memory_bounds_what_is_decoded_at_once(pooled, ticket, eventually):
     made = pooled(v=1)
+    made.pool._most_megapixels = 30.0
     for _ in range(4):
         made.lanes["v"].offer(ticket(megapixels=12.0))
     eventually(lambda: made.given() == 2, 5)

@@ -11,6 +11,7 @@ from support.serving.routers import (
     FakeRequest,
     execute,
     model_of,
+    router_arguments,
     src,
     variant_route,
 )
@@ -80,7 +81,7 @@ def router(pb, tmp_path, monkeypatch):
 
     pb.answer = answer
     monkeypatch.setattr(src.decoding, "decode", counted)
-    one.initialize({"model_name": "nac"})
+    one.initialize(router_arguments())
     yield one
     one.finalize()
 

@@ -15,6 +15,7 @@ from support.serving.routers import (
     FakeRequest,
     execute,
     model_of,
+    router_arguments,
     src,
     variant_route,
 )
@@ -68,7 +69,7 @@ def make(pb, tmp_path, monkeypatch):
     monkeypatch.setenv("SACCADE_RUN_FOLDER", str(tmp_path / "run"))
     (tmp_path / "run").mkdir()
 
-    def router(policies=None, share=1.0, keep=None, limits=None, pause=0.0, **more):
+    def router(policies=None, share=1.0, keep=None, limits=None, pause=0.0, process=(), **more):
         policies = [policy()] if policies is None else policies
         names = {one["name"]: limit() for one in policies}
         monitor = {"share": share, "limits": limits or names, "keep": keep}
@@ -100,7 +101,7 @@ def make(pb, tmp_path, monkeypatch):
 
         pb.answer = answer
         monkeypatch.setattr(src.monitor, "PAUSE_TIMES", pause)
-        one.initialize({"model_name": "nac"})
+        one.initialize(router_arguments(*process))
         made.append(one)
         return one
 
@@ -273,6 +274,16 @@ def test_evidence_outlives_the_process(make, eventually):
     send(first, LOST).answer()
     eventually(lambda: samples(first) == (1, 1), 3)
     assert samples(make()) == (1, 1)
+
+
+def test_each_of_several_processes_judges_its_own_answers(make, eventually):
+    first, second = make(process=(2, "nac_0_0")), make(process=(2, "nac_0_1"))
+    send(first, LOST).answer()
+    eventually(lambda: samples(first) == (1, 1), 3)
+    assert samples(second) == (0, 0) and samples(make(process=(2, "nac_0_1"))) == (0, 0)
+    assert samples(make(process=(2, "nac_0_0"))) == (1, 1), "its evidence outlives it"
+    # Together they may withdraw a good policy as rarely as one.
+    assert first.monitor._evidence["auto"].alpha == limit()["alpha"] / 2
 
 
 def test_a_broken_file_is_no_reason_not_to_start(make, tmp_path, pb):

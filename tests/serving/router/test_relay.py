@@ -8,7 +8,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.serving.routers import FakeRequest, execute, model_of, shade_png, src, variant_route
+from support.serving.routers import (
+    FakeRequest,
+    execute,
+    model_of,
+    router_arguments,
+    shade_png,
+    src,
+    variant_route,
+)
 
 from saccade.exporter.policy.answers import MEASURES, Answers, CalibratedVariant
 from saccade.exporter.policy.certify import Chain
@@ -105,7 +113,7 @@ def make(pb, tmp_path):
             return {name: arrays[name] for name in asked["requested_output_names"]}
 
         pb.answer = answer
-        one.initialize({"model_name": "nac"})
+        one.initialize(router_arguments())
         made.append(one)
         return one
 

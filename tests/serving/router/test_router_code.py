@@ -9,7 +9,14 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
-from support.serving.routers import PREPROCESSING, execute, model_of, src, variant_route
+from support.serving.routers import (
+    PREPROCESSING,
+    execute,
+    model_of,
+    router_arguments,
+    src,
+    variant_route,
+)
 from support.serving.routers import FakeRequest as Request
 from support.serving.routers import shade_png as png
 
@@ -33,7 +40,7 @@ def router(pb, tmp_path):
         return {"logits": np.repeat(image.reshape(len(image), -1)[:, :1], 2, 1).astype(np.float32)}
 
     pb.answer = answer
-    made.initialize({"model_name": "nac"})
+    made.initialize(router_arguments())
     yield made
     made.go.set()
     made.finalize()
@@ -239,6 +246,22 @@ def test_a_request_that_loses_its_place_to_a_later_one_is_told(busy):
     execute(busy, [Request(identity="other/1")])
     (removed,) = [one for one in crowd if one.response is not None]
     assert removed.error()[0] == "unavailable" and "is full" in removed.error()[1]
+
+
+def test_each_of_several_processes_has_its_share(pb, tmp_path, monkeypatch):
+    """Of the instances of a variant, of the cores that decode, and of the memory for that."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
+    made = model_of(tmp_path, [variant_route(VARIANT, instances=32)], {"logits": 2})
+    made.initialize(router_arguments(4, "nac_0_3"))
+    try:
+        (lane,) = made.lanes.values()
+        assert (lane.in_flight, made.pool.threads, made.pool._most_megapixels) == (9, 4, 64.0)
+        probe = Request(saccade_probe="lanes")
+        execute(made, [probe])
+        (content,) = json.loads(probe.answer()["saccade_lanes"].tobytes())
+        assert content["router"] == "nac_0_3"
+    finally:
+        made.finalize()
 
 
 def test_a_probe_is_answered_while_the_lane_is_busy(busy):

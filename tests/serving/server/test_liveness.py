@@ -31,7 +31,7 @@ from saccade.serving.server.supervisor import Patience, Supervisor
 
 TIMEOUT_S = 2.0
 LANE = {
-    "variant": "v", "part": "", "groups": 1, "running_s": 70.0, "step_s": 1.0,
+    "router": "m_0_0", "variant": "v", "part": "", "groups": 1, "running_s": 70.0, "step_s": 1.0,
     "longest_step_s": 60.0, "waiting": 0, "waiting_s": 0.0,
 }  # fmt: skip
 
@@ -170,6 +170,24 @@ def test_a_stopped_process_is_not_busy(liveness, clock, prober, stub):
     assert "v does not answer" in looks(liveness, clock, prober, MISSES)
 
 
+def test_the_answers_of_other_processes_excuse_one_not_for_ever(
+    liveness, clock, prober, monkeypatch
+):
+    prober.statistics = True  # another process of the model answers
+    monkeypatch.setattr(liveness, "_used", lambda _: ("SS", 0))
+    clock.now = LONGEST_RUN_S
+    prober.out = {"m": LONGEST_RUN_S - 1}
+    for _ in range(2 * MISSES):
+        clock.now += 1.1 * TIMEOUT_S
+        assert liveness.look() is None
+    prober.out = {"m": LONGEST_RUN_S + 1}
+    verdicts = []
+    for _ in range(MISSES):
+        clock.now += 1.1 * TIMEOUT_S
+        verdicts.append(liveness.look())
+    assert "m does not answer" in verdicts[-1] and verdicts[:-1] == [None] * (MISSES - 1)
+
+
 def test_a_server_that_says_nothing_at_all_hangs(liveness, clock, prober):
     prober.statistics = None
     assert looks(liveness, clock, prober, MISSES)
@@ -207,6 +225,18 @@ def test_what_waits_is_said_and_harms_nobody(liveness, prober, board):
     readiness = board.readiness()
     assert readiness and readiness.to_dict()["busy"] == {"v": "212 requests waiting, about 1.4 s"}
     prober.came = [Probe("m", lanes=(LANE,))]
+    liveness.look()
+    assert board.readiness().busy == {}
+
+
+def test_what_waits_in_each_process_of_the_router_is_added_up(liveness, prober, board):
+    other = {**LANE, "router": "m_0_1", "waiting": 3, "waiting_s": 0.5}
+    for lane in (other, {**LANE, "waiting": 4, "waiting_s": 2.0}, {**other, "waiting": 5}):
+        prober.came = [Probe("m", lanes=(lane,))]
+        assert liveness.look() is None
+    assert board.readiness().busy == {"v": "9 requests waiting, about 2 s"}
+    assert liveness.left_s == 2.0
+    prober.came = [Probe("m", lanes=(LANE,)), Probe("m", lanes=({**other, "waiting": 0},))]
     liveness.look()
     assert board.readiness().busy == {}
 

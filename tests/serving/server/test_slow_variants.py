@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A batch of ten seconds is work: time limits that follow the pace, on clocks that a test moves."""
 
+from itertools import cycle
 from types import SimpleNamespace
 
 import pytest
@@ -121,11 +122,13 @@ def test_only_time_without_progress_ends_a_start():
 class Lanes:
     """A prober of a router whose lanes have finished so many groups at each look.
 
-    `late` is how many looks it takes until the router says anything.
+    `late` is how many looks it takes until the router says anything. Several processes of a router
+    answer in turn.
     """
 
-    def __init__(self, *looks, late=0):
+    def __init__(self, *looks, late=0, routers=1):
         self.looks, self.forget = list(looks), lambda _: None
+        self.turns = cycle(range(routers))
         self.late, self.asked = late, []
 
     def ask(self, model):
@@ -138,12 +141,13 @@ class Lanes:
             return []
         look = self.looks.pop(0)
         lanes = look if isinstance(look[0], tuple) else (look,)
-        names = ("groups", "waiting", "running_s")
+        names, turn = ("groups", "waiting", "running_s"), next(self.turns)
         return [
             Probe("v"),
             Probe("m", lanes=tuple(
                 {
-                    "variant": f"v{index}", "part": "", "begun": lane[0] + bool(lane[2]),
+                    "router": f"m_0_{turn}", "variant": f"v{index}", "part": "",
+                    "begun": lane[0] + bool(lane[2]),
                     **dict(zip(names, lane, strict=True)),
                 }
                 for index, lane in enumerate(lanes)
@@ -179,8 +183,19 @@ def test_what_was_in_flight_at_the_end_is_finished(monkeypatch, looks, left):
     monkeypatch.setattr(supervisor_module, "time", place)
     supervisor = Supervisor(None, ServeOptions(), Board("m", ("v",)), None)
     prober = Lanes(*looks)
-    supervisor._finish_lanes(prober, end=1000.0)
+    process = SimpleNamespace(stubs_of=lambda _: [])
+    supervisor._finish_lanes(process, prober, end=1000.0)
     assert len(prober.looks) == left
+
+
+def test_what_is_in_flight_in_each_process_of_the_router_is_finished(monkeypatch):
+    place = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: None)
+    monkeypatch.setattr(supervisor_module, "time", place)
+    supervisor = Supervisor(None, ServeOptions(), Board("m", ("v",)), None)
+    idle, busy = (7, 0, 0.0), (3, 0, 2.0)
+    prober = Lanes(idle, busy, idle, busy, idle, (4, 0, 0.0), idle, routers=2)
+    supervisor._finish_lanes(SimpleNamespace(stubs_of=lambda _: [0, 0]), prober, end=1000.0)
+    assert len(prober.looks) == 1
 
 
 @pytest.mark.parametrize(
@@ -197,7 +212,8 @@ def test_calls_past_the_router_are_finished_too(monkeypatch, callers, late, aske
     supervisor = Supervisor(None, ServeOptions(), Board("m", ("v",)), None)
     prober = Lanes((7, 0, 0.0), (7, 0, 0.0), late=late)
     counts = iter(callers)
-    supervisor._finish_calls(SimpleNamespace(callers=lambda: next(counts)), prober)
+    process = SimpleNamespace(callers=lambda: next(counts), stubs_of=lambda _: [])
+    supervisor._finish_calls(process, prober)
     assert prober.asked == asked and not list(counts)
 
 
@@ -208,7 +224,7 @@ def test_the_end_is_not_waited_for_without_limit(monkeypatch):
     )
     monkeypatch.setattr(supervisor_module, "time", place)
     supervisor = Supervisor(None, ServeOptions(grace_s=5), Board("m", ("v",)), None)
-    process = SimpleNamespace(callers=lambda: 1)
+    process = SimpleNamespace(callers=lambda: 1, stubs_of=lambda _: [])
     supervisor._finish_calls(process, Lanes(*[(7, 0, 3.0)] * 100))
     assert clock.now == 5
     supervisor._left_s = 10.0

@@ -23,6 +23,12 @@ PREPROCESSING = {
 }  # fmt: skip
 
 
+def router_arguments(routers: int = 1, name: str = "nac_0_0") -> dict[str, str]:
+    """Return what the server tells one of several processes of a router."""
+    config = json.dumps({"instance_group": [{"count": routers}]})
+    return {"model_name": "nac", "model_instance_name": name, "model_config": config}
+
+
 class Sources:
     """The files of the router, as the server imports them: `src.lane.Lane`.
 
