@@ -53,7 +53,8 @@ class StreamResult:
 class LoadResult:
     """One window: its length, each stream by name, and the CPU time of both sides.
 
-    Units: seconds; statistics has the server's counts and nanoseconds of the window per model.
+    Units: seconds; statistics has the server's counts and nanoseconds of the window per model, and
+           is empty behind a proxy that does not pass the call on.
     """
 
     seconds: float
@@ -188,10 +189,17 @@ class _Clients:
         return max(_LEAST_S, _TIMES * self._longest_s) if self.done else _FIRST_S
 
     async def counts(self) -> dict[str, Any]:
-        """Return the server's statistics of every model, including the router's variants."""
+        """Return the server's statistics of every model, including the router's variants.
+
+        Nothing if a proxy does not pass that call on.
+        """
+        import grpc
         from tritonclient.grpc import service_pb2
 
-        answer = await self.statistics(service_pb2.ModelStatisticsRequest())
+        try:
+            answer = await self.statistics(service_pb2.ModelStatisticsRequest())
+        except grpc.aio.AioRpcError:  # if the server is gone, the requests say so
+            return {}
         return {model_stats.name: _counts(model_stats) for model_stats in answer.model_stats}
 
     async def fail(self, kind: str, text: str) -> None:

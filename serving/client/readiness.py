@@ -130,6 +130,11 @@ class Probe:
     lanes: tuple[dict[str, Any], ...] = ()
     seconds: float = 0.0  # until the answer, with the time that it waited
 
+    @property
+    def router(self) -> str:
+        """Which of the router's processes reports; empty if its repository is of an old release."""
+        return str(self.lanes[0].get("router", "")) if self.lanes else ""
+
 
 class Prober:
     """Sends probes over one connection and collects the answers without blocking.

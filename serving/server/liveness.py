@@ -179,7 +179,7 @@ class Liveness:
         """Note what is waiting; return which lane made no progress for longer than any step."""
         if not probe.lanes:
             return None
-        self._lanes[str(probe.lanes[0]["router"])] = probe.lanes
+        self._lanes[probe.router] = probe.lanes
         every = [lane for lanes in self._lanes.values() for lane in lanes]
         by_variant: dict[str, list[dict[str, Any]]] = {}
         for lane in every:

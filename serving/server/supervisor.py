@@ -313,12 +313,11 @@ class Supervisor(threading.Thread):
         routers: dict[str, InFlight] = {}
         done: set[str] = set()
         while len(done) < count and (probes := self._probes(prober, (self._board.model,), end)):
-            lanes = probes[self._board.model].lanes
-            if not lanes:
+            probe = probes[self._board.model]  # the server gives the probes to them in turn
+            if not probe.lanes:
                 return
-            name = str(lanes[0]["router"])  # the server gives the probes to them in turn
-            if routers.setdefault(name, InFlight()).is_over(lanes):
-                done.add(name)
+            if routers.setdefault(probe.router, InFlight()).is_over(probe.lanes):
+                done.add(probe.router)
             elif len(routers) == count:
                 time.sleep(0.05)
 

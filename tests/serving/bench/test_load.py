@@ -33,6 +33,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
+        self.closed = False  # as behind a proxy, which passes only calls of models on
 
     def ModelInfer(self, request, context):  # noqa: N802
         self.seen[request.model_name] += 1
@@ -46,6 +47,8 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ModelInferResponse(raw_output_contents=[content])
 
     def ModelStatistics(self, request, context):  # noqa: N802
+        if self.closed:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "this call is not passed on")
         answer = service_pb2.ModelStatisticsResponse()
         for name, count in self.seen.items():
             statistics = answer.model_stats.add(name=name, inference_count=count)
@@ -96,6 +99,14 @@ def test_counts_and_durations_are_the_servers(generator: LoadGenerator, fake) ->
         len(latencies) / result.seconds, abs=0.1
     )
     assert 0 < figures["client_cpu_share"] < 1
+
+
+def test_a_proxy_that_hides_the_servers_counts_can_be_measured(
+    generator: LoadGenerator, fake, monkeypatch
+) -> None:
+    monkeypatch.setattr(fake[0], "closed", True)
+    result = generator.run([stream("steady")], seconds=0.2, warmup_s=0.1)
+    assert result.only.latencies_ms and result.statistics == {}
 
 
 def test_streams_run_together_and_are_told_apart(generator: LoadGenerator) -> None:

@@ -224,6 +224,10 @@ def test_what_waits_is_said_and_harms_nobody(liveness, prober, board):
     assert liveness.look() is None
     readiness = board.readiness()
     assert readiness and readiness.to_dict()["busy"] == {"v": "212 requests waiting, about 1.4 s"}
+    old = {key: value for key, value in LANE.items() if key != "router"}  # of an old repository
+    prober.came = [Probe("m", lanes=(old,))]
+    liveness.look()
+    assert board.readiness().busy == {"v": "212 requests waiting, about 1.4 s"}
     prober.came = [Probe("m", lanes=(LANE,))]
     liveness.look()
     assert board.readiness().busy == {}
