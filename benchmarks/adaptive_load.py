@@ -167,7 +167,6 @@ def measure(
     phases = tuple((times * capacities["1"][0], options.seconds) for times in options.times)
     result: dict[str, Any] = {
         "benchmark": "load-adaptive choice beyond the full model's capacity",
-        "machine": this_machine().to_dict(),
         "model": plain.model,
         "cheapest": smallest,
         "images": options.images,

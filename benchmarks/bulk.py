@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from PIL import Image
 from result_file import options_of, write_result
 from served_models import DIGITS, under_load
 
-from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.export import ExportOptions, export
 from saccade.serving.bulk.bulk import bulk
@@ -67,7 +65,6 @@ def main() -> None:
         rows = [_row(folder, place, files, budget, cores, options) for budget in BUDGETS]
     result = {
         "benchmark": "bulk",
-        "machine": asdict(this_machine()),
         "images": len(files),
         "rounds": options.rounds,
         "processes": cores,

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from bursts import AIM_IN_TIME, ARRIVALS, BATCH, CAPACITY, FIXED_IN, SLO_MS, VARIANTS, mean_of
-from result_file import commit_and_date, options_of, write_result
+from result_file import options_of, write_result
 
 from saccade.serving.bench.replay.arrivals import Generated
 from saccade.serving.bench.replay.figures import recovery_s
@@ -266,7 +266,6 @@ def main() -> None:
             print(f"{form} {arm}: {shares}; full model again after {again}", flush=True)
     content = {
         "benchmark": "bursts in simulated time",
-        **commit_and_date(),
         "slo_ms": SLO_MS,
         "batch": BATCH,
         "variants": {f"{budget:g}": list(each) for budget, each in VARIANTS.items()},

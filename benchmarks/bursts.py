@@ -27,10 +27,9 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from result_file import commit_and_date, options_of, write_result
+from result_file import options_of, write_result
 from served_models import QUIET, digits_folder, put_dummy
 
-from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.models.scores.results import t975
 from saccade.serving.bench.replay.options import ReplayOptions
@@ -215,8 +214,6 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     content = {
         "benchmark": "bursts, answered by fixed budgets and by the load-adaptive choice",
-        **commit_and_date(),
-        "machine": this_machine().to_dict(),
         "cores": {"server": cores[: max(1, len(cores) // 2)], "callers": cores[len(cores) // 2 :]},
         "slo_ms": SLO_MS,
         "stretch": options.stretch,

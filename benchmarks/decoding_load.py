@@ -21,11 +21,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from PIL import Image
-from result_file import BUILD, commit_and_date, options_of, spread, write_result
+from result_file import BUILD, options_of, spread, write_result
 from served_models import under_load
 from tritonclient.grpc import service_pb2
 
-from saccade.core.machine import cores, this_machine
+from saccade.core.machine import cores
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.export import ExportOptions, export
 from saccade.models.image_decoding import ImageInput, decode
@@ -120,8 +120,7 @@ def main() -> None:
         f"share of bare processes, at least {SHARE}": shares,
         f"p95 of the others, at most {TIMES} times": times,
     }
-    machine = {**commit_and_date(), "machine": this_machine().to_dict()}
-    write_result(options.out, {**machine, "rounds": rounds, "aims": aims})
+    write_result(options.out, {"rounds": rounds, "aims": aims})
     for aim, found in aims.items():
         print(f"{aim}: {found}")
 

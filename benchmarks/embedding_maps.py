@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from result_file import commit_and_date, options_of, write_result
+from result_file import options_of, write_result
 
 from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -142,7 +142,6 @@ def main() -> None:
     widths = {name: one["fit"].shape[1] for name, one in found.items()}
     counts = {name: len(rows) for name, rows in next(iter(found.values())).items()}
     result = {
-        **commit_and_date(),
         "machine": this_machine(runtime.label()).to_dict(),
         "data": given.data,
         "samples": counts,

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from result_file import options_of, spread, write_result
 
-from saccade.core.machine import this_machine
 from saccade.serving.bench.load_requests import png_files, request
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.model_config import read_config
@@ -81,7 +80,6 @@ def main() -> None:
     }
     result = {
         "benchmark": "p95 of a caller beside one that sends only hard images",
-        "machine": this_machine().to_dict(),
         "seconds_per_image": SECONDS, "goes_on": GOES_ON, "busy": options.busy,
         "requests_per_s_each": rate, "seconds": options.seconds,
         "p95_times_that_beside_a_usual_caller": times,

@@ -31,7 +31,7 @@ from overload import BUDGETS
 from result_file import options_of, write_result
 from served_models import digits_folder, random_images
 
-from saccade.core.machine import family_of, this_machine
+from saccade.core.machine import family_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.bench.load_requests import encoded_request
 from saccade.serving.repository.deploy import deploy
@@ -177,7 +177,6 @@ def main() -> None:
     request = encoded_request(variant.model, random_images(folder, 1), variant.budget)
     result: dict[str, Any] = {
         "benchmark": "two servers behind Envoy, one of them struck",
-        "machine": this_machine().to_dict(),
         "callers": CALLERS,
         "faults": {name: FAULTS[name] for name in given.faults},
         "trials": [],

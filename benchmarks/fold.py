@@ -32,11 +32,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 from interleaved import in_blocks
-from result_file import RESULTS, write_result
+from result_file import RESULTS, facts, write_result
 from served_models import bench_config
 from torch import Tensor, nn
 
-from saccade.core.machine import this_machine
 from saccade.exporter.graph.cost import cost_of
 from saccade.exporter.graph.samples import random_inputs
 from saccade.exporter.graph.tracing import trace_component
@@ -305,7 +304,6 @@ def circuits(sizes: list[int]) -> dict[str, Any]:
         "configuration": bench_config().to_dict(),
         "batch": BATCH,
         "threads": 1,
-        "machine": this_machine().to_dict(),
         "versions": {name: metadata.version(name) for name in ("torch", "onnx", "onnxruntime")},
         "peak_memory": "largest resident set (VmHWM) of a fresh process with the session loaded, "
         f"and how much one run of batch {BATCH} adds to it",
@@ -327,19 +325,19 @@ def main() -> None:
     if unknown := sorted(set(chosen) - set(FAMILIES)):
         parser.error(f"unknown family {unknown[0]}, expected some of {', '.join(FAMILIES)}")
     torch.set_num_threads(1)
-    result = json.loads(RESULT.read_text()) if RESULT.exists() else {"families": {}}
+    families = json.loads(RESULT.read_text())["families"] if RESULT.exists() else {}
     for family in chosen:
         if family == "nac":
             row = circuits(options.modules)
             write_result(NAC_RESULT, row)
         else:
-            row = {"machine": this_machine().to_dict(), "whole": whole(family)}
+            row = {**facts(), "whole": whole(family)}
             if family == "sparo":
                 row["read_out"] = read_outs()
             if family == "slot-attention":
                 row["rounds"] = rounds()
-            result["families"][family] = row
-            write_result(RESULT, result)
+            families[family] = row
+            write_result(RESULT, {"families": families})
         print(family, json.dumps(row, indent=1))
 
 

@@ -24,11 +24,10 @@ from typing import Any
 
 import onnx
 from graph_faults import FAULTS, OVERFLOW, with_fault
-from result_file import commit_and_date, options_of, write_result
+from result_file import options_of, write_result
 from result_file import table as markdown
 
 from saccade.core.errors import GateFailed, SaccadeError
-from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import FileEntry, Manifest
 from saccade.exporter.export import ExportOptions, export
@@ -188,8 +187,6 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def _result(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        **commit_and_date(),
-        "machine": this_machine().to_dict(),
         "sizes": {level: vars(sizes) for level, sizes in LEVELS.items()},
         "injected": len(rows),
         "found": {level: sum(bool(row[level]) for row in rows) for level in LEVELS},

@@ -31,10 +31,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from result_file import BUILD, RESULTS, commit_and_date, options_of, write_result
+from result_file import BUILD, RESULTS, options_of, write_result
 from served_models import QUIET
 
-from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
 from saccade.exporter.export import ExportOptions, export
@@ -404,9 +403,8 @@ def main() -> None:
     parser.set_defaults(out=None)  # groups.json or groups_real_size.json
     options = parser.parse_args()
     result = (real_sized if options.real_size else trained)(options)
-    machine = {**commit_and_date(), "machine": this_machine().to_dict()}
     out = RESULTS / f"groups{'_real_size' * options.real_size}.json"
-    write_result(options.out or out, {**machine, **result})
+    write_result(options.out or out, result)
     for aim, found in result.get("aims", {}).items():
         print(f"{aim}: {found}")
 

@@ -29,10 +29,10 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from result_file import RESULTS, commit_and_date, options_of, spread, write_result
+from result_file import RESULTS, options_of, spread, write_result
 from served_models import QUIET, digits_folder, put_dummy, random_images, under_load
 
-from saccade.core.machine import cores, this_machine
+from saccade.core.machine import cores
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.model_repository.router.routes import PolicyRoute, StepRoute
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
@@ -275,14 +275,13 @@ def main() -> None:
     options = parser.parse_args()
     kind = "_real" if options.folder else "_routers" if options.routers else ""
     out = options.out or RESULTS / f"in_flight{kind}.json"
-    machine = {**commit_and_date(), "machine": this_machine().to_dict()}
     if kind:
         rounds, seconds = options.rounds, options.seconds
         if options.folder:
             result = real(options.folder, rounds, seconds)
         else:
             result = ceilings(options.routers, options.core_share, rounds, seconds)
-        write_result(out, {**machine, **result})
+        write_result(out, result)
         print(result)
         return
     found = []
@@ -299,7 +298,7 @@ def main() -> None:
         ],
     }
     sleep_s = [options.slower * sleep for sleep in SLEEP_S.values()]
-    write_result(out, {**machine, "sleep_s": sleep_s, "runs": found, "aims": aims})
+    write_result(out, {"sleep_s": sleep_s, "runs": found, "aims": aims})
     for aim, values in aims.items():
         print(f"{aim}: {values}")
 

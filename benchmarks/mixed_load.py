@@ -13,7 +13,6 @@ import numpy as np
 from result_file import options_of, spread, write_result
 from served_models import bench_folder, random_images, under_load
 
-from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
 from saccade.serving.bench.load_requests import encoded_request
@@ -46,7 +45,6 @@ def main() -> None:
     result = {
         "benchmark": "cheap requests beside dear ones, through the router",
         "configuration": {"model": router, "modules": variant.total},
-        "machine": this_machine().to_dict(),
         "clients_each": CLIENTS,
         "seconds": options.seconds,
         "times_of_alone": times,

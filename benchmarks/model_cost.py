@@ -20,7 +20,6 @@ import torch
 from fold import inputs_of, ratio, traced
 from result_file import RESULTS, write_result
 
-from saccade.core.machine import this_machine
 from saccade.exporter.runtimes.runners import onnx_session
 from saccade.models.captioner.config import PRESETS as CAPTIONERS
 from saccade.models.families import build
@@ -67,7 +66,7 @@ def main() -> None:
     """Measure and write."""
     torch.set_num_threads(1)
     vqa = replace(VQA_MODELS["vqa-grid"], self_attention="softmax", solver="exact")
-    result: dict[str, Any] = {"machine": this_machine().to_dict()}
+    result: dict[str, Any] = {}
     result["vqa"] = attention_costs("vqa", vqa, "", 1)
     result["vqa small"] = attention_costs("vqa", VQA_MODELS["vqa-shapes"], "", 1)
     result["captioner step"] = attention_costs(

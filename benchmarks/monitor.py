@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFilter
-from result_file import commit_and_date, options_of, table, write_result
+from result_file import options_of, table, write_result
 
-from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation.evaluated_model import subjects_of_folder
 from saccade.exporter.policy.policy import FALSE_ALARM, Policy, policy_files, read_policies
@@ -131,8 +130,7 @@ def main() -> None:
     for one in measured(options):
         rows.append(one)
         print(table(list(one), [[str(value) for value in one.values()]]), flush=True)
-    result = {"rows": rows, "streams": STREAMS, "machine": this_machine().to_dict()}
-    write_result(options.out, result | commit_and_date())
+    write_result(options.out, {"rows": rows, "streams": STREAMS})
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from result_file import BUILD, commit_and_date, options_of, spread, write_result
+from result_file import BUILD, options_of, spread, write_result
 from served_models import QUIET, random_images
 
-from saccade.core.machine import cpu_seconds, family_of, this_machine
+from saccade.core.machine import cpu_seconds, family_of
 from saccade.exporter.export import ExportOptions, export
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.load_requests import encoded_request, png_files
@@ -125,8 +125,8 @@ def main() -> None:
                 rounds.append({name: 1e3 * seconds for name, seconds in one.items()})
                 print({name: round(ms, 3) for name, ms in rounds[-1].items()}, flush=True)
     result = {name: spread([one[name] for one in rounds]) for name in rounds[0]}
-    facts = {**commit_and_date(), "machine": this_machine().to_dict(), "callers": options.callers}
-    write_result(options.out, {**facts, "aim_ms": AIM_MS, "ms_per_request": result})
+    content = {"callers": options.callers, "aim_ms": AIM_MS, "ms_per_request": result}
+    write_result(options.out, content)
     for name, found in result.items():
         print(f"{name}: {found['median']:.3f} ms ({found['least']:.3f} to {found['most']:.3f})")
 

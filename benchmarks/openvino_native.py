@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from result_file import commit_and_date, options_of, write_result
+from result_file import options_of, write_result
 from served_models import under_load
 
 from saccade.core.machine import advice, cores, instruction_sets, this_machine
@@ -58,7 +58,6 @@ def main() -> None:
             print(f"{title}: {cases[title]['images_per_second']}", flush=True)
     result = {
         "benchmark": "saccade's OpenVINO runtime against OpenVINO and ONNX Runtime",
-        **commit_and_date(),
         "machine": this_machine(OPENVINO.label()).to_dict(),
         "instruction_sets": {"found": instruction_sets(), "meaning": advice(instruction_sets())},
         "bf16_computed_in": "bfloat16" if cpu_has_bf16() else "float32",

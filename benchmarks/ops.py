@@ -7,7 +7,7 @@ Needs the peers: pip install entmax copt numba prox_tv (prox_tv needs Debian's l
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from ops_peers import (
 )  # fmt: skip
 from result_file import options_of, table, write_result
 
-from saccade.core.machine import this_machine
 from saccade.exporter.runtimes.runners import onnx_session
 from saccade.plugins import onnxruntime_library
 from saccade.plugins.onnx_model import IR_VERSION, OPSET
@@ -261,7 +260,6 @@ def main() -> None:
                 print(markdown(rows[-1:]).splitlines()[-1], flush=True)
     peers = ("torch", "onnxruntime", "entmax", "copt", "prox_tv")
     result = {
-        "machine": asdict(this_machine()),
         "threads": 1,
         "versions": {name: metadata.version(name) for name in peers},
         "rows": rows,

@@ -41,7 +41,7 @@ from result_file import options_of, write_result
 from served_models import digits_folder, random_images
 
 from saccade.core.errors import ServerFailed
-from saccade.core.machine import cpu_seconds, family_of, memory_mib, this_machine
+from saccade.core.machine import cpu_seconds, family_of, memory_mib
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.bench.load import LoadGenerator, Stream, StreamResult
 from saccade.serving.bench.load_requests import encoded_request
@@ -145,7 +145,6 @@ def _measure(
 ) -> dict[str, Any]:
     result: dict[str, Any] = {
         "benchmark": "open-loop load beyond the capacity",
-        "machine": this_machine().to_dict(),
         "images": options.images,
         "budgets": {"one": [BUDGETS[0]], "all": list(BUDGETS)},
         "seconds": options.seconds,

@@ -5,6 +5,7 @@
     python benchmarks/real_size.py                          # every model that is not in the file
     python benchmarks/real_size.py vit-b nac-imagenet --again
     python benchmarks/real_size.py --tables                 # of docs/benchmarks.md
+    python benchmarks/real_size.py --picture docs/real_size.png
 
 Weights are random, so nothing is scored. A row is written to results/real_size.json as soon as it
 is measured, with commit and date, and is kept until `--again` names its model. Each command runs in
@@ -51,6 +52,25 @@ from saccade.serving.bench.load_requests import encoded_request, request
 from saccade.serving.server.server import Server
 
 RESULT = RESULTS / "real_size.json"
+# Rows of the picture: the model's row in the results, and its variant.
+SHOWN = {
+    "ResNet-50": ("resnet-50", "resnet-50-exact"),
+    "DeiT-S": ("deit-s", "deit-s-exact"),
+    "Swin-T": ("swin-t", "swin-t-exact"),
+    "ViT-B/16": ("vit-b", "vit-b-exact"),
+    "CLIP ViT-L/14, images": ("clip-l14", "clip-l14-image-b1000"),
+    "NAC, 1,024 modules": ("nac-imagenet", "nac-imagenet-b1000"),
+    "NAC, half of them": ("nac-imagenet", "nac-imagenet-b0500"),
+    "NAC, an eighth": ("nac-imagenet", "nac-imagenet-b0125"),
+}
+LOOKS = {
+    "torch": ("torch", "o", "#9aa0a6"),
+    "torch.compile": ("torch.compile", "s", "#9aa0a6"),
+    "fp32, ONNX Runtime": ("fp32, onnxruntime", "o", "#1f77b4"),
+    "fp32, OpenVINO": ("fp32, openvino", "D", "#1f77b4"),
+    "int8, ONNX Runtime": ("int8, onnxruntime", "o", "#d62728"),
+    "int8, OpenVINO": ("int8, openvino", "D", "#d62728"),
+}
 _FIVE = ("--budget", "1,0.5,0.25,0.125,0.0625")
 # Named sizes of saccade's own families: family, size, changed fields, options of the export.
 PRESETS: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...]]] = {
@@ -378,6 +398,35 @@ def tables(rows: dict[str, dict[str, Any]]) -> str:
     return f"{table(head, lines)}\n\n{table(ways, speeds)}"
 
 
+def draw(rows: dict[str, Any], path: Path) -> None:
+    """Draw the speeds of the models in `SHOWN`, which were all measured on the same CPU."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.6, 4.4), layout="constrained")
+    axes = figure.add_subplot()
+    for label, (way, mark, color) in LOOKS.items():
+        found = [
+            (median, at)
+            for at, (row, variant) in enumerate(SHOWN.values())
+            if (median := _median(rows[row]["images_per_second"], variant, way))
+        ]
+        axes.plot(*zip(*found, strict=True), mark, color=color, label=label, markersize=8)
+    axes.set(xscale="log", xlabel="images per second, two cores, batches of 8")
+    axes.set_yticks(range(len(SHOWN)), SHOWN)
+    axes.invert_yaxis()
+    axes.grid(alpha=0.3, which="both", axis="x")
+    axes.xaxis.set_major_formatter("{x:g}")
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _median(rates: dict[str, Any], variant: str, way: str) -> float | None:
+    name = way if way.startswith("torch") else f"{variant}-{way}, 2 threads"
+    # What is compared with computes the full model.
+    is_peer_of_less = way.startswith("torch") and not variant.endswith(("exact", "b1000"))
+    return None if is_peer_of_less or name not in rates else float(rates[name]["median"])
+
+
 def _widest(sets: list[str] | None) -> str:
     """Name what a CPU has for narrow types, or otherwise its widest vectors."""
     narrow = [name for name in sets or () if name.endswith(("VNNI", "BF16")) and "512" in name]
@@ -418,10 +467,14 @@ def main() -> int:
     parser.add_argument("--place", type=Path, default=Path("build/real"))
     parser.add_argument("--again", action="store_true", help="measure rows that exist again")
     parser.add_argument("--tables", action="store_true", help="print what was measured")
+    parser.add_argument("--picture", type=Path, help="draw what was measured into this PNG file")
     given = parser.parse_args()
     result = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": {}}
     if given.tables:
         print(tables(result["rows"]))
+        return 0
+    if given.picture:
+        draw(result["rows"], given.picture)
         return 0
     given.place.mkdir(parents=True, exist_ok=True)
     for name in given.models or [*MODELS, *PRESETS]:

@@ -14,10 +14,9 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from decoding_load import SMALL, files_of, jpeg, signs_small
-from result_file import commit_and_date, options_of, spread, table, write_result
+from result_file import options_of, spread, table, write_result
 from served_models import random_images, under_load
 
-from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.load_requests import png_files, request
@@ -73,10 +72,7 @@ def main() -> None:
         for name, rounds in found.items()
     }
     described = {"unit": "milliseconds of CPU time per request", "callers": CALLERS}
-    machine = this_machine().to_dict()
-    write_result(
-        options.out, {**commit_and_date(), "machine": machine, **described, "costs": costs}
-    )
+    write_result(options.out, {**described, "costs": costs})
     kinds = [*next(iter(costs.values()))]
     rows = [
         [name, *(f"{by_kind[kind]['median']:.3g}" for kind in kinds)]

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core.files import json_bytes, write_atomically
+from saccade.core.machine import this_machine
 
 RESULTS = Path(__file__).parent / "results"
 BUILD = Path(__file__).parents[1] / "build" / "benchmarks"
+_BEFORE = this_machine()
 
 
 def options_of(
@@ -31,8 +33,11 @@ def options_of(
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Write the result with every number rounded to five significant digits."""
-    write_atomically(path, json_bytes(_rounded(result)))
+    """Write the result with every number rounded to five significant digits.
+
+    Unless it has them: the commit, the date, and the machine, with its load before the benchmark.
+    """
+    write_atomically(path, json_bytes(_rounded({**facts(), **result})))
 
 
 def _rounded(value: Any) -> Any:
@@ -49,6 +54,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown."""
     lines = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
     return "\n".join((next(lines), "|" + "---|" * len(head), *lines))
+
+
+def facts() -> dict[str, Any]:
+    """Return the commit, the date, and the machine, with its load before the benchmark."""
+    return {**commit_and_date(), "machine": _BEFORE.to_dict()}
 
 
 def commit_and_date() -> dict[str, str]:

@@ -16,7 +16,6 @@ import numpy as np
 from result_file import options_of, spread, write_result
 from served_models import bench_folder, random_images, under_load
 
-from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
 from saccade.serving.bench.in_process import BATCHES, Calls, best_batch, sample
@@ -95,7 +94,6 @@ def main() -> None:
     result = {
         "benchmark": "served against in-process",
         "configuration": {"modules": options.modules, "run_batch": full.run_batch},
-        "machine": this_machine().to_dict(),
         "seconds": options.seconds,
         "in_process": {target.name: _calls(target) for target in (full, control)},
         "cases": cases,

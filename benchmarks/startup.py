@@ -13,8 +13,6 @@ from pathlib import Path
 
 from result_file import options_of, spread, write_result
 
-from saccade.core.machine import this_machine
-
 SHIPPED = "shipped:digits-sum"
 
 
@@ -102,7 +100,6 @@ def main() -> None:
     seconds = {what: spread(values) for what, values in measured.items()}
     content = {
         "benchmark": "CPU seconds of helps and refusals",
-        "machine": this_machine().to_dict(),
         "rounds": options.rounds,
         "cpu_seconds": seconds,
         "slowest_median": max(value["median"] for value in seconds.values()),

@@ -198,7 +198,7 @@ class _Clients:
 
         try:
             answer = await self.statistics(service_pb2.ModelStatisticsRequest())
-        except grpc.aio.AioRpcError:  # if the server is gone, the requests say so
+        except grpc.aio.AioRpcError:  # if the server is gone, the requests fail, too
             return {}
         return {model_stats.name: _counts(model_stats) for model_stats in answer.model_stats}
 

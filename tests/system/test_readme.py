@@ -93,16 +93,17 @@ def test_ops_are_called_as_their_page_says():
 def test_readme_is_short_and_begins_with_what_a_reader_needs():
     text = README.read_text()
     assert len(text.splitlines()) <= MOST_LINES
-    places = ["![", "## Install", "## Two commands", "## Five minutes", "## Families"]
-    places += ["## Headline figures", "## Documentation"]
+    places = ["Hugging Face", "![", "## Two commands", "## Install", "## Your checkpoint"]
+    places += ["## Several checkpoints", "## Without a checkpoint", "## What it cannot do"]
+    places += ["## Families", "## Headline figures", "## Documentation"]
     assert [text.index(place) for place in places] == sorted(text.index(p) for p in places)
-    assert text.index("## Five minutes") < text.index("\n|")  # no table before
+    assert text.index("## What it cannot do") < text.index("\n|")  # no table before
     assert text.index(".venv/bin/activate") < text.index("\nsaccade doctor\n")
 
 
 def test_readme_shows_what_the_commands_answered():
     blocks = re.findall(r"```text\n(.*?)```", README.read_text(), re.S)
-    assert len(blocks) == 3 and all(block.strip() for block in blocks)
+    assert len(blocks) == 1 and all(block.strip() for block in blocks)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README's examples, run one after the other, on few samples and free ports."""
 
+import shutil
 from functools import partial
 
 import pytest
 from page_reader import blocks, lines_of, reading, their_clip
-from places import ROOT
+from PIL import Image
+from places import ROOT, TESTS
 from quick_gate import quick_gate
 
 import saccade
@@ -20,6 +22,8 @@ def clone(tmp_path):
     for name in ("src", "docs"):
         (place / name).symlink_to(ROOT / name)
     their_clip(tmp_path, place / "vit_b32.pt", place / "vit_b32.json")
+    shutil.copytree(TESTS / "golden" / "hugging_face" / "vit", place / "vit-base")
+    Image.new("RGB", (40, 30), "orange").save(place / "cat.jpg")
     return place
 
 

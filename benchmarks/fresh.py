@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of the code that a figure measured is newer than the figure?
+
+    python benchmarks/fresh.py
+
+Lists the results files of measured.toml with the share of the measured lines that are newer than
+the commit that wrote the file. The exit code is 1 if that is most of the lines for a file of which
+README has figures: measure it again, by the command that is shown.
+"""
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CODE = (".py", ".cpp", ".cu", ".cuh", ".h")
+MOST = 0.5
+
+
+def git(*words: str) -> str:
+    """Return what git prints."""
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def newer(name: str, code: Iterable[str]) -> tuple[str, float]:
+    """Return the date of a results file, and the share of the measured lines that are newer."""
+    file = f"benchmarks/results/{name}"
+    commit, date = git("log", "-1", "--format=%H %cs", "--", file).split()
+    lines = sum(
+        len((ROOT / path).read_text().splitlines())
+        for path in git("ls-files", "--", *code).splitlines()
+        if path.endswith(CODE)
+    )
+    added = git("diff", "--numstat", commit, "--", *code).splitlines()
+    return date, sum(int(line.split("\t")[0]) for line in added if line.endswith(CODE)) / lines
+
+
+def main() -> int:
+    """List all files; return 1 if one of README's is too old."""
+    if git("rev-parse", "--is-shallow-repository").strip() == "true":
+        print("The age of figures is not known: this clone has no history.")
+        return 0
+    old = False
+    files = tomllib.loads((ROOT / "benchmarks" / "measured.toml").read_text())["files"]
+    for name, file in files.items():
+        date, share = newer(name, file["code"])
+        stale = share > MOST
+        old |= stale and file.get("readme", False)
+        where = "README" if file.get("readme") else ""
+        print(f"{name:22} {date} {share:4.0%} of its code is newer  {where}")
+        if stale:
+            print(f"{'':22} measure again: {file['again']}")
+    return int(old)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
