@@ -2,7 +2,7 @@
 """Measure how much of a large machine the router can carry, with variants that sleep.
 
     python benchmarks/in_flight.py [--instances 16 64] [--slower 4] [--folder ARTEFACTS]
-    python benchmarks/in_flight.py --routers 1 2 4 [--core-share 0.1]
+    python benchmarks/in_flight.py --routers 1 2 4 [--core-share 0.25]
 
 A dummy takes the place of each variant: it sleeps for a stated time per image, as a process does
 that waits for a GPU or for cores that this machine lacks. Callers that wait for their answers give
@@ -57,7 +57,7 @@ BESIDE = (1.0, 0.125)  # of the budgets, those that are called at the same time
 POLICY = "three-steps"
 LOAD, SHARE, TIMES = 0.7, 0.95, 1.5  # of the ideal; the aims
 QUEUED = 100_000  # simulated arrivals
-CPU_GROUPS, PERIOD_US = Path("/sys/fs/cgroup/cpu"), 10_000
+CPU_GROUPS, PERIOD_US = Path("/sys/fs/cgroup/cpu"), 20_000
 _MODEL = """
 import time
 import numpy as np
@@ -270,7 +270,7 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, help="artefacts of a real model")
     parser.add_argument("--routers", type=int, nargs="+", help="numbers of routers to compare")
-    parser.add_argument("--core-share", type=float, default=0.1, help="share of a core for each")
+    parser.add_argument("--core-share", type=float, default=0.25, help="share of a core for each")
     parser.set_defaults(out=None)  # in_flight.json, in_flight_real.json or in_flight_routers.json
     options = parser.parse_args()
     kind = "_real" if options.folder else "_routers" if options.routers else ""
