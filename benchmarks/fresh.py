@@ -8,6 +8,7 @@ the commit that wrote the file. The exit code is 1 if that is most of the lines 
 README has figures: measure it again, by the command that is shown.
 """
 
+import functools
 import subprocess
 import sys
 import tomllib
@@ -27,15 +28,25 @@ def git(*words: str) -> str:
 
 def newer(name: str, code: Iterable[str]) -> tuple[str, float]:
     """Return the date of a results file, and the share of the measured lines that are newer."""
-    file = f"benchmarks/results/{name}"
-    commit, date = git("log", "-1", "--format=%H %cs", "--", file).split()
-    lines = sum(
-        len((ROOT / path).read_text().splitlines())
-        for path in git("ls-files", "--", *code).splitlines()
-        if path.endswith(CODE)
-    )
-    added = git("diff", "--numstat", commit, "--", *code).splitlines()
-    return date, sum(int(line.split("\t")[0]) for line in added if line.endswith(CODE)) / lines
+    commit, date = git("log", "-1", "--format=%H %cs", "--", f"benchmarks/results/{name}").split()
+    measured = [path for path in git("ls-files", "--", *code).splitlines() if path.endswith(CODE)]
+    lines = sum(len((ROOT / path).read_text().splitlines()) for path in measured)
+    new = added_since(commit)
+    return date, sum(new.get(path, 0) for path in measured) / lines
+
+
+@functools.cache
+def added_since(commit: str) -> dict[str, int]:
+    """Return the lines added to each file since a commit; a file that was only moved has none."""
+    words = iter(git("diff", "--numstat", "-M", "-l0", "-z", commit).split("\0")[:-1])
+    added = {}
+    for word in words:
+        count, _, path = word.split("\t")
+        if not path:  # moved: two names follow, the old one first
+            next(words)
+            path = next(words)
+        added[path] = 0 if count == "-" else int(count)
+    return added
 
 
 def main() -> int:
