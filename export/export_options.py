@@ -17,8 +17,8 @@ class ExportOptions(Options):
 
     out: Path  # folder to create
     name: str | None = None  # model name; default: the checkpoint's file name without .safetensors
-    # 1,2/3,0.5 or t3,t1 or exact,fast; of any model of images also their side in pixels, such as
-    # r224,r160; default: the family's
+    # 1,2/3,0.5 or t3,t1 or exact,fast; of a NAC also links per module, such as k32,k16; of any
+    # model of images also their side in pixels, such as r224,r160; default: the family's
     budget: tuple[BudgetLike, ...] = ()
     # your images for the gate and the ranges of int8, instead of the checkpoint's samples: a folder
     # of images, or data as of `evaluate`

@@ -88,17 +88,18 @@ class ComputeBudget:
     Units: share is 1 for the whole model; a request's `budget` is compared with it.
     """
 
-    label: str  # in the variant's name: b0250, t3, exact, r160
+    label: str  # in the variant's name: b0250, k16, t3, exact, r160
     share: Budget
     kept: int
     total: int
-    unit: str  # modules, slots, rounds, head, pixels per side
+    unit: str  # modules, links, slots, rounds, head, pixels per side
     part: "ComputeBudget | None" = None  # of a resolution: the budget of the model at that size
 
     def same_as(self, other: "ComputeBudget") -> bool:
         """Return whether variants of both budgets are the same function."""
         one, two = (budget.part or budget for budget in (self, other))
-        same = one.label == two.label or (one.unit != "head" and one.kept == two.kept)
+        kept = [(budget.kept, budget.total, budget.unit) for budget in (one, two)]
+        same = one.label == two.label or (one.unit != "head" and kept[0] == kept[1])
         return same and self.scale == other.scale
 
     @property

@@ -3,6 +3,7 @@
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from saccade.models.nac.model import NAC, NACConfig
 
@@ -16,6 +17,47 @@ KINDS = {
     "perceiver": {"connectivity": "dense", "modulation": False},
     "conditional": {"conditional": True},
     "conditioned": {"conditional": True, "condition_dim": 7},
+}
+
+# In the form of the authors' code: as their INET-110E templates, their baseline, and
+# TINY-INET-NC-X, whose read-in modules stay beside the processor's.
+THEIRS = {
+    "tokenizer": "convnext",
+    "convnext_blocks": (1, 0),
+    "convnext_widths": (5, 7),
+    "positions": "concat",
+    "token_width": 10,
+    "height_px": 16,
+    "width_px": 24,
+    "code_dim": 16,
+    "initial_state": "code",
+    "ffn_gate": "geglu",
+    "head_dim": 3,
+    "read_head_dim": 6,
+    "read_in_residual": True,
+    "read_in_query_norm": True,
+    "read_out_query_norm": True,
+    "modfc_norm_affine": False,
+}
+PAPER = {**THEIRS, "read_in_codes": "own"}
+FIRST = {"confidence": "first", "readout_modules": 1}
+BESIDE = {
+    **PAPER,
+    **FIRST,
+    "read_in_modules": 5,
+    "initial_state": "linear",
+    "state_noise": True,
+    "modfc_one": False,
+    "read_heads": 2,
+    "read_head_dim": 4,
+    "read_in_residual": False,
+    "read_out_residual": True,
+    "sender_norm": True,
+    "truncate": 0.9,
+    "truncate_read_out": False,
+    "epsilon_learned": True,
+    "head": "modulated",
+    "head_norm": True,
 }
 
 
@@ -45,3 +87,18 @@ def given(model: NAC, batch: int = 3, seed: int = 3) -> dict[str, Tensor]:
         condition = torch.randn(batch, 4, config.condition_dim, generator=generator)
         arguments |= {"condition": condition, "condition_length": torch.arange(batch) % 4 + 1}
     return arguments
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor that any operator makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = function(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return made

@@ -9,6 +9,7 @@ from saccade.core.schema import Count, Natural, NonNegative, Positive, Probabili
 from saccade.models.budget import Budget, ComputeBudget, fraction_budget
 from saccade.models.config_values import ConfigValues, ImageFields, shared_fields
 from saccade.models.data.listops import VOCABULARY
+from saccade.models.nac.links import check_links, links_budget
 from saccade.models.resolution import TokenGrid, resolution_budget
 from saccade.models.trunks import (
     KNOWN,
@@ -188,6 +189,8 @@ class NACConfig(ImageFields, ConfigValues):
     kernel_draw: KernelDraw = "batch"
     truncate: Distance = 0.0  # links of a larger cosine distance are cut (K = 0); 0: none
     truncate_read_out: bool = True  # False: the read-out is not truncated
+    # senders of a processor module in evaluation, those of its strongest links; 0: all
+    links: Natural = 0
     # learn a bandwidth for each propagator and one for the read-out
     epsilon_learned: bool = False
     # frozen: signatures without gradient; dense: no kernel
@@ -276,11 +279,11 @@ class NACConfig(ImageFields, ConfigValues):
         return tuple(budgets.values())
 
     def budget(self, text: str) -> ComputeBudget:
-        """Return the budget that keeps this fraction of the modules.
+        """Return the budget that keeps this fraction of the modules, or this many links of each.
 
-        Raises: SaccadeError if it is not a fraction in (0, 1] or keeps no module.
+        Raises: SaccadeError if it is not a fraction in (0, 1] or keeps no module or link.
         """
-        if found := resolution_budget(self, text):
+        if found := resolution_budget(self, text) or links_budget(self, text):
             return found
         return fraction_budget(text, self.modules, "modules")
 
@@ -370,6 +373,10 @@ class NACConfig(ImageFields, ConfigValues):
         self._expect("token_width", self.tokens_width == trunk.width, f"{trunk.width}, the trunk's")
 
     def _check_links(self) -> None:
+        if self.links:
+            check_links(
+                replace(self, links=0), self.links, self.modules, "NAC configuration, links"
+            )
         self._expect("p_min", self.p_min < self.p_max, f"below p_max ({self.p_max})")
         random_and_frozen = self.signature_init == "random" and self.connectivity == "frozen"
         self._expect("signature_init", not random_and_frozen, "a graph if links are frozen")

@@ -21,6 +21,7 @@ from saccade.models.nac.generator import (
     generate,
     link_distances,
 )
+from saccade.models.nac.kernel import fused_attention
 from saccade.models.nac.layers import (
     ModulatedHead,
     Propagator,
@@ -32,6 +33,7 @@ from saccade.models.nac.layers import (
     probe,
     values_by_head,
 )
+from saccade.models.nac.links import attention_over_links
 from saccade.models.nac.model import NAC, heard_codes, reading_codes
 from saccade.models.nac.modulation import ModFC, ModFFN, activate
 from saccade.models.nac.tokenizers import (
@@ -144,7 +146,8 @@ class FoldedPropagator(nn.Module):
     A key's bias adds the same to all scores of a query; a value's bias is added to the result.
 
     Shapes: theta [b u d], overwritten, bias [u j] or [b u j], code [b u c] (conditional only),
-            senders [b j d] if modules attend to others besides each other -> [b u d].
+            senders [b j d] if modules attend to others besides each other, neighbors int64
+            [u links] of a sparse circuit, whose bias is [u links] -> [b u d].
     """
 
     joint_gain: Tensor | None
@@ -182,6 +185,7 @@ class FoldedPropagator(nn.Module):
         bias: Tensor | None,
         code: Tensor | None = None,
         senders: Tensor | None = None,
+        neighbors: Tensor | None = None,
     ) -> Tensor:
         x = self.norm_attention(theta)
         if senders is None and self.norm_senders is None:
@@ -190,7 +194,10 @@ class FoldedPropagator(nn.Module):
             norm = self.norm_senders or self.norm_attention
             heard = norm(theta if senders is None else senders)
             q, k, v = self.query(x, code), self.key(heard, code), self.value(heard, code)
-        heard = fused_attention(q, k, v, bias, heads=self.heads)
+        if neighbors is None or bias is None:
+            heard = fused_attention(q, k, v, bias, heads=self.heads)
+        else:
+            heard = attention_over_links(q, k, v, bias, neighbors, heads=self.heads)
         theta = self.output.add_to(theta, heard, code)
         return self.ffn(theta, self.norm_ffn(theta), code)
 
@@ -204,28 +211,6 @@ class FoldedPropagator(nn.Module):
         y = torch.bmm((x * gain).view(3, b * u, d), self.joint_weight)
         y[0].add_(query_bias)
         return y.view(3, b, u, -1).unbind(0)
-
-
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, heads: int) -> Tensor:
-    """Return softmax(q k^T + bias) v per slice of the channels; q is already scaled.
-
-    Shapes: q [b u d], k, v [b j d], bias [u j] or [b u j] -> [b u d].
-    """
-    b, u, d = q.shape
-    q, k, v = (x.view(b, -1, heads, d // heads) for x in (q, k, v))
-    if bias is not None and bias.dim() == 3:
-        bias = bias.unsqueeze(1)
-    q, v = q.transpose(1, 2), v.transpose(1, 2)
-    if torch.compiler.is_exporting():
-        # The exporter would write the fused operator as about twenty nodes of shape arithmetic.
-        scores = q @ k.permute(0, 2, 3, 1)
-        scores = scores if bias is None else scores + bias
-        heard = scores.softmax(-1) @ v
-    else:
-        # With a mask of 2 or 4 axes this is the tiled kernel, which never stores the scores.
-        k = k.transpose(1, 2)
-        heard = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
-    return heard.transpose(1, 2).reshape(b, u, d)
 
 
 class FoldedReadIn(nn.Module):
@@ -408,6 +393,7 @@ class FoldedNAC(NACFunction):
 
     link_bias: Tensor | None
     links: Tensor | None
+    neighbors: Tensor | None
     read_out_bias: Tensor | None
     read_out_signatures: Tensor | None
     start: Tensor | None
@@ -416,6 +402,7 @@ class FoldedNAC(NACFunction):
         super().__init__()
         self.config = source.config
         self.kernel = source.kernel
+        self.register_buffer("neighbors", source.neighbors)
         circuit: Circuit | None = None
         if self.config.conditional:
             self.generator, self.initial_state = source.generator, source.initial_state
@@ -423,11 +410,16 @@ class FoldedNAC(NACFunction):
             self.register_buffer("links", None)
         else:
             circuit = source.generator()
-            between, to_read_out = link_distances(circuit, source.read_out_signatures)
+            between, to_read_out = link_distances(
+                circuit, source.read_out_signatures, source.neighbors
+            )
             link_bias = self.kernel.constant(between)
-            self.register_buffer("link_bias", link_bias)
             links = None if link_bias is None else self.kernel.links(link_bias)
             self.register_buffer("links", links)
+            if link_bias is not None and source.neighbors is not None:
+                kept = source.neighbors.expand(*link_bias.shape[:-1], -1)
+                link_bias = link_bias.gather(-1, kept)
+            self.register_buffer("link_bias", link_bias)
             self.register_buffer("read_out_bias", self.kernel.read_out(to_read_out, 1))
         self.tokenizer = fold_tokenizer(source.tokenizer)
         self._fold_layers(source, circuit)
@@ -487,10 +479,8 @@ class FoldedNAC(NACFunction):
             state = self.start.expand(tokens.shape[0], -1, -1).clone()
         for layer, propagator in enumerate(self.propagators):
             bias = self.kernel.of_layer(link_bias, layer)
-            if self.beside:
-                state = propagator(state, bias, code, torch.cat((state, read), 1))
-            else:
-                state = propagator(state, bias, code)
+            senders = torch.cat((state, read), 1) if self.beside else None
+            state = propagator(state, bias, code, senders, self.neighbors)
         state = torch.cat((state, read), 1) if self.beside else state
         attention = mean_of_heads(weights, self.config.read_heads)
         return self.read_out(state, read_out_bias, code), attention, link_bias

@@ -12,6 +12,7 @@ from saccade.models.nac.config import NACConfig
 from saccade.models.nac.graph_priors import start_signatures
 from saccade.models.nac.kernel import signature_distance
 from saccade.models.nac.layers import length_mask, masked_softmax, without_padding
+from saccade.models.nac.links import without_other_links
 from saccade.models.nac.modulation import linear
 
 
@@ -178,14 +179,15 @@ def check_condition(config: NACConfig, condition: Tensor | None) -> None:
 
 
 def link_distances(
-    circuit: Circuit, read_out_signatures: Tensor | None
+    circuit: Circuit, read_out_signatures: Tensor | None, neighbors: Tensor | None = None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return signature distances of processor and read-out modules to the modules they attend to.
 
-    Those are the u processor modules, followed by the m separate read-in modules.
+    Those are the u processor modules, followed by the m separate read-in modules. In a sparse
+    circuit, all but a module's neighbors are infinitely far.
 
-    Shapes: signatures [u s] or [b u s], read_out_signatures [r s] -> [u u + m] and [r u + m], or
-            with the batch axis; None and None if links are dense.
+    Shapes: signatures [u s] or [b u s], read_out_signatures [r s], neighbors int64 [u links] ->
+            [u u + m] and [r u + m], or with the batch axis; None and None if links are dense.
     """
     signatures = circuit.signatures
     if signatures is None or read_out_signatures is None:
@@ -193,7 +195,8 @@ def link_distances(
     heard = signatures
     if circuit.read_in_signatures is not None:
         heard = torch.cat((signatures, circuit.read_in_signatures))
-    return signature_distance(signatures, heard), signature_distance(read_out_signatures, heard)
+    between = without_other_links(signature_distance(signatures, heard), neighbors)
+    return between, signature_distance(read_out_signatures, heard)
 
 
 class PlainAttention(nn.Module):

@@ -110,6 +110,28 @@ def skmdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, heads: int =
     return (in_float32(torch.softmax)(scores, -1) @ v).transpose(1, 2).reshape(b, i, d)
 
 
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, heads: int) -> Tensor:
+    """Return softmax(q k^T + bias) v per slice of the channels; q is already scaled.
+
+    Shapes: q [b u d], k, v [b j d], bias [u j] or [b u j] -> [b u d].
+    """
+    b, u, d = q.shape
+    q, k, v = (x.view(b, -1, heads, d // heads) for x in (q, k, v))
+    if bias is not None and bias.dim() == 3:
+        bias = bias.unsqueeze(1)
+    q, v = q.transpose(1, 2), v.transpose(1, 2)
+    if torch.compiler.is_exporting():
+        # The exporter would write the fused operator as about twenty nodes of shape arithmetic.
+        scores = q @ k.permute(0, 2, 3, 1)
+        scores = scores if bias is None else scores + bias
+        heard = scores.softmax(-1) @ v
+    else:
+        # With a mask of 2 or 4 axes this is the tiled kernel, which never stores the scores.
+        k = k.transpose(1, 2)
+        heard = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
+    return heard.transpose(1, 2).reshape(b, u, d)
+
+
 LEAST = 0.01  # smallest effective value of a learned bandwidth: the kernel is undefined at 0
 
 

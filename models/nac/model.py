@@ -32,6 +32,7 @@ from saccade.models.nac.layers import (
     last_layer,
     norm_where,
 )
+from saccade.models.nac.links import UNIT, check_links, strongest
 from saccade.models.nac.tokenizers import tokenizer
 from saccade.models.resolution import resized
 
@@ -47,6 +48,7 @@ class NAC(NACFunction, Family):
     repeated_blocks = (Propagator,)
     module_order: Tensor
     read_out_signatures: Tensor | None
+    neighbors: Tensor | None  # int64 [u links], the senders of each module in evaluation; None: all
 
     def __init__(self, config: NACConfig, *, fresh: bool = True) -> None:
         """Draw the weights from config.seed; if `fresh` is false, they will be loaded."""
@@ -56,6 +58,10 @@ class NAC(NACFunction, Family):
             torch.manual_seed(config.seed)
             self._build(config, fresh)
         self.register_buffer("module_order", torch.arange(config.modules))
+        shape = (config.modules, config.links)
+        self.register_buffer(
+            "neighbors", torch.zeros(shape, dtype=torch.int64) if config.links else None
+        )
         self._structure = GraphStructure(config)
         if fresh and not config.conditional:
             self.rank_modules()
@@ -110,7 +116,10 @@ class NAC(NACFunction, Family):
         """Return the logits; `modules` (int64 [m]) runs only those processor modules.
 
         Shapes: -> [b classes].
+        Raises: SaccadeError if a sparse NAC is to run some modules in evaluation.
         """
+        if modules is not None and self.neighbors is not None and not self.training:
+            raise SaccadeError("modules: a sparse NAC runs all in evaluation. Use prune instead.")
         inputs = self.inputs(x, length, condition, condition_length)
         circuit = generate(self.generator, self.config, inputs, modules)
         return self.logits(execute(self, inputs, circuit))
@@ -121,7 +130,7 @@ class NAC(NACFunction, Family):
         state, codes = execute(self, inputs, circuit), reading_codes(circuit)
         theta = self.initial_state(codes)
         attention = self.read_in.weights(theta, inputs.tokens, codes, inputs.length)
-        between, _ = link_distances(circuit, self.read_out_signatures)
+        between, _ = link_distances(circuit, self.read_out_signatures, self.neighbors)
         return state, attention, self.kernel.constant(between)
 
     def logits(self, state: Tensor) -> Tensor:
@@ -140,12 +149,16 @@ class NAC(NACFunction, Family):
     ) -> Tensor:
         """Rank processor modules by descending degree (ties by index); stored in `module_order`.
 
+        The strongest links of a sparse NAC are chosen again, too.
+
         Degree is the sum of link probabilities to the other processor modules. In a conditional
         NAC it is averaged over the calibration samples passed in.
 
         Raises: SaccadeError if a conditional NAC gets no samples.
         """
         if not self.config.conditional:
+            if self.neighbors is not None:
+                self.neighbors.copy_(self._strongest(self.config.links))
             return self.module_order.copy_(self.rank_now())
         if x is None:
             raise SaccadeError(
@@ -210,14 +223,41 @@ class NAC(NACFunction, Family):
             if name in state:
                 state[name] = state[name][chosen]
         state["module_order"] = torch.arange(keep, device=chosen.device)
-        small = NAC(replace(config, modules=keep), fresh=False).to(self.read_out_codes)
+        state.pop("neighbors", None)
+        small = NAC(replace(config, modules=keep, links=0), fresh=False).to(self.read_out_codes)
         small.load_state_dict(state)
+        if 0 < config.links < keep + config.read_in_modules:
+            small = small.sparse(config.links)
         return small.train(self.training)
 
+    @torch.no_grad()
+    def sparse(self, links: int) -> "NAC":
+        """Return a new NAC whose modules attend to their `links` strongest senders in evaluation.
+
+        A module's own link is the strongest. The softmax is over the senders that are left.
+
+        Raises: SaccadeError if links are not fewer than now or not at least 1, or if this NAC has
+            none.
+        """
+        check_links(self.config, links, self.config.modules, "sparse")
+        config = replace(self.config, links=links)
+        made = NAC(config, fresh=False).to(self.read_out_codes)
+        made.load_state_dict(self.state_dict() | {"neighbors": self._strongest(links)})
+        return made.train(self.training)
+
+    def _strongest(self, links: int) -> Tensor:
+        circuit = self.generator()
+        tables = (circuit.signatures, circuit.read_in_signatures)
+        heard = torch.cat([table.double() for table in tables if table is not None])
+        return strongest(signature_distance(heard[: self.config.modules], heard), links)
+
     def at(self, budget: ComputeBudget) -> "NAC":
-        """Return the pruned model of that budget."""
+        """Return the pruned or sparse model of that budget."""
         if budget.part is not None:
             return resized(self, budget.kept).at(budget.part)
+        if budget.unit == UNIT:
+            modules = budget.total - self.config.read_in_modules
+            return self.prune(modules / self.config.modules).sparse(budget.kept)
         return self.prune(budget.kept / budget.total)
 
     def runtime_metadata(self) -> dict[str, Any]:
@@ -290,7 +330,8 @@ def execute_layers(
     theta, codes = read, heard_codes(circuit, beside)
     if beside:
         theta = model.initial_state(circuit.codes, batch).expand(batch, -1, -1)
-    between, to_read_out = link_distances(circuit, model.read_out_signatures)
+    kept = None if model.training else model.neighbors
+    between, to_read_out = link_distances(circuit, model.read_out_signatures, kept)
     biases = model.kernel.layers(between, batch)
     for propagator, bias in zip(model.propagators, biases, strict=True):
         if beside:

@@ -7,52 +7,10 @@ import math
 import pytest
 import torch
 from fixed_fold import folded_in_order
-from small_nac import KINDS, given, nac
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from small_nac import BESIDE, FIRST, KINDS, PAPER, THEIRS, Largest, given, nac
 
 from saccade.models.nac.components import OUTPUTS
 
-# In the form of the authors' code: as their INET-110E templates, their baseline, and
-# TINY-INET-NC-X, whose read-in modules stay beside the processor's.
-THEIRS = {
-    "tokenizer": "convnext",
-    "convnext_blocks": (1, 0),
-    "convnext_widths": (5, 7),
-    "positions": "concat",
-    "token_width": 10,
-    "height_px": 16,
-    "width_px": 24,
-    "code_dim": 16,
-    "initial_state": "code",
-    "ffn_gate": "geglu",
-    "head_dim": 3,
-    "read_head_dim": 6,
-    "read_in_residual": True,
-    "read_in_query_norm": True,
-    "read_out_query_norm": True,
-    "modfc_norm_affine": False,
-}
-PAPER = {**THEIRS, "read_in_codes": "own"}
-FIRST = {"confidence": "first", "readout_modules": 1}
-BESIDE = {
-    **PAPER,
-    **FIRST,
-    "read_in_modules": 5,
-    "initial_state": "linear",
-    "state_noise": True,
-    "modfc_one": False,
-    "read_heads": 2,
-    "read_head_dim": 4,
-    "read_in_residual": False,
-    "read_out_residual": True,
-    "sender_norm": True,
-    "truncate": 0.9,
-    "truncate_read_out": False,
-    "epsilon_learned": True,
-    "head": "modulated",
-    "head_norm": True,
-}
 CASES = {
     **KINDS,
     "authors": PAPER,
@@ -164,21 +122,6 @@ def test_fold_is_evaluation_whatever_the_source() -> None:
     image = arguments["x"].clone()
     assert torch.equal(model.train().fold()(**arguments), expected)
     assert model.training and torch.equal(arguments["x"], image)
-
-
-class Largest(TorchDispatchMode):
-    """Remembers the largest tensor that any operator makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        made = function(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(tensor, Tensor):
-                self.numbers = max(self.numbers, tensor.numel())
-        return made
 
 
 @pytest.mark.parametrize("case", ("default", "conditional"))
