@@ -16,10 +16,8 @@ from saccade.exporter.artefact.frontier import (
     FILE_NAME,
     Frontier,
     FrontierEntry,
-    NarrowerMeasurement,
     PolicyEntry,
     merged,
-    narrower,
     read_frontier,
 )
 from saccade.exporter.artefact.manifest import (
@@ -32,6 +30,7 @@ from saccade.exporter.artefact.manifest import (
     grouped,
     read_manifest,
 )
+from saccade.exporter.artefact.precedence import NarrowerMeasurement, narrower
 from saccade.exporter.artefact.variant import known_roles
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.checkpoint_folder import checkpoint_name, is_checkpoint_folder
