@@ -134,6 +134,9 @@ class EvaluateOptions(Options):
     task: TaskName | None = None  # default: the family's own
     budget: tuple[BudgetLike, ...] = ()  # only for a checkpoint; a folder is scored whole
     limit: SampleLimit | None = None  # score at most this many samples
+    by_class: bool = False  # also score each class, and say for which others it is taken
+    # the same, and write the samples with wrong answers into this CSV file
+    mistakes: Path | None = None
     templates: Path | None = None  # zero-shot prompts, one per line, with {} for the label
     positions: Literal["anywhere", "left"] = "anywhere"  # of objects; only for the task ari
     # linear probe: logistic regression, or AdamW for 10 epochs (both CLIP's sweep), or DINO's SGD
