@@ -39,7 +39,7 @@ class TrainOptions(Options):
     learning_rate: Positive | None = None  # peak learning rate; default: the recipe's
     # train on this many samples of each class, drawn with --seed (few-shot); default: all
     shots: Count | None = None
-    weight_decay: NonNegative | None = None  # of matrices; default: the recipe's
+    weight_decay: NonNegative | None = None  # weight decay of matrices; default: the recipe's
     # random changes of training images: affine, crop, flip, jitter, randaugment, erasing, each
     # with a number if you like (crop=0.35), or none; default: the family's
     augment: tuple[str, ...] = ()
