@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-VENV ?= .venv
+# Not the README's .venv: the tools and tested versions below would change what a user installed there.
+VENV ?= .venv-make
 PYTHON ?= python3
 BIN := $(VENV)/bin
 EXTRAS := export,cpu,serve,bench,explore,openai,rtx,trace,dev

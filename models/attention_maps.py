@@ -71,6 +71,7 @@ class ShowRequest:
             raise SaccadeError(
                 f"{view.model} was exported without {missing[0]}, so it cannot show where it "
                 f"looked. Export it again with --outputs {','.join(missing)}, then write the "
+                "repository again: saccade repository FOLDER --out REPOSITORY"
             )
         values = {"image": [self.image]} if inputs is None else inputs
         result = self.client.infer(values, [*outputs, "variant"], self.options.budget)

@@ -39,7 +39,7 @@ class UploadOptions(Options):
 
     repo: str  # repository on the hub: USER/NAME; it is created if it does not exist
     revision: str = "main"  # branch to commit to
-    message: str = "Upload a checkpoint of saccade"  # of the commit
+    message: str = "Upload a checkpoint of saccade"  # message of the commit
     private: bool = False  # create the repository as a private one
 
 

@@ -16,10 +16,8 @@ from saccade.exporter.artefact.frontier import (
     FILE_NAME,
     Frontier,
     FrontierEntry,
-    NarrowerMeasurement,
     PolicyEntry,
     merged,
-    narrower,
     read_frontier,
 )
 from saccade.exporter.artefact.manifest import (
@@ -32,6 +30,7 @@ from saccade.exporter.artefact.manifest import (
     grouped,
     read_manifest,
 )
+from saccade.exporter.artefact.precedence import NarrowerMeasurement, narrower
 from saccade.exporter.artefact.variant import known_roles
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.checkpoint_folder import checkpoint_name, is_checkpoint_folder
@@ -172,9 +171,10 @@ class ArtefactFolder:
         Raises: SaccadeError if it is not a checkpoint, MissingPackage if no installed package can
             read it.
         """
-        return self._checkpoint(self.manifests[0])
+        return self.checkpoint_of(self.manifests[0])
 
-    def _checkpoint(self, manifest: Manifest) -> Checkpoint | None:
+    def checkpoint_of(self, manifest: Manifest) -> Checkpoint | None:
+        """The checkpoint that a manifest names; see `checkpoint`."""
         path = self.path / manifest.parent.name
         return self._load(path) if path.exists() else None
 
@@ -191,7 +191,7 @@ class ArtefactFolder:
 
         Raises: SaccadeError if it is missing or is a different one.
         """
-        entry, checkpoint = manifest.parent, self._checkpoint(manifest)
+        entry, checkpoint = manifest.parent, self.checkpoint_of(manifest)
         if checkpoint is None:
             raise SaccadeError(
                 f"{self.path / entry.name}: missing, but the reference is computed from it. Copy "

@@ -28,7 +28,6 @@ ROUNDS = "inferences_per_second_rounds"  # of a point: the rate of each round
 SECONDS = "seconds"  # of a point: measured time over all rounds
 BY_THREADS = "by_threads"  # in process: inferences per second by number of threads
 NEARLY = 0.95  # share of the highest throughput; below it, the difference is not just noise
-_MUCH_SHORTER = 0.5
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class FrontierEntry:
         for kind in ("concurrency_", "router_concurrency_"):
             points = [key for key in self.grpc or () if key.startswith(kind)]
             if self.grpc and points:
-                return dict(self.grpc[max(points, key=_count)])
+                return dict(self.grpc[max(points, key=point_size)])
         return dict(self.in_process[f"batch_{self.best_batch}"])
 
     @property
@@ -326,38 +325,6 @@ def cost_shares(
     return {name: float(f"{own / max(seconds.values()):.4g}") for name, own in seconds.items()}
 
 
-class NarrowerMeasurement(SaccadeError):
-    """New measurements are smaller than those that they would replace; `less` lists how."""
-
-    def __init__(self, path: Path, less: tuple[str, ...]) -> None:
-        super().__init__(
-            f"{path}: contains a larger measurement: {'; '.join(less)}. Measure at least as much, "
-            "or allow the smaller measurement to replace it."
-        )
-        self.less = less
-
-
-def narrower(old: Frontier, entries: Iterable[FrontierEntry]) -> tuple[str, ...]:
-    """Describe what new measurements lack compared with those they would replace, per variant."""
-    there = {entry.key: entry for entry in old.entries}
-    both = [(entry, there[entry.key]) for entry in entries if entry.key in there]
-    less = ((new.variant, _narrower(new, before)) for new, before in both)
-    return tuple(f"{variant}: {words}" for variant, words in less if words)
-
-
-def _narrower(new: FrontierEntry, old: FrontierEntry) -> str | None:
-    # Where a measurement stops by itself, another one may stop a little earlier.
-    if new.score.n < _MUCH_SHORTER * old.score.n:
-        return f"{new.score.n:,} instead of {old.score.n:,} test samples"
-    if missing := sorted(set(old.grpc or ()) - set(new.grpc or ()), key=_count):
-        return f"no server measurement at {missing[0]}" if new.grpc else "no server measurement"
-    if len(new.speed_rounds) < _MUCH_SHORTER * len(old.speed_rounds):
-        return f"{len(new.speed_rounds)} instead of {len(old.speed_rounds)} rounds"
-    if new.speed_seconds < _MUCH_SHORTER * old.speed_seconds:
-        return f"{new.speed_seconds:.2g} instead of {old.speed_seconds:.2g} s per point"
-    return None
-
-
 @dataclass(frozen=True)
 class CostFigure:
     """One cost of a variant; lower is better."""
@@ -491,5 +458,6 @@ def _check_points(points: dict[str, Any], where: str, inside: bool = False) -> N
             typed(float, content.get(figure), f"{where}{key}: {figure}: ")
 
 
-def _count(key: str) -> int:
+def point_size(key: str) -> int:
+    """Return the number in the name of a point: its batch, or its clients."""
     return int(key.rpartition("_")[2])

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.core.errors import SaccadeError, require
+from saccade.core.machine import this_machine
 from saccade.core.progress import Report, bar, reporting
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FrontierEntry, cost_shares
 from saccade.exporter.artefact.manifest import VariantFiles
+from saccade.exporter.artefact.precedence import chosen_place, runtime_name
 from saccade.exporter.artefact.variant import PRECISIONS
 from saccade.exporter.evaluation.calibration_samples import AnsweredSamples, Variants, answered
 from saccade.exporter.evaluation.decisions import Decisions, Segments
@@ -269,10 +271,10 @@ def _measured(folder: ArtefactFolder, options: CalibrateOptions) -> dict[str, Fr
     shas = {variant.sha256: variant.name for variant in folder.variants}
     every = folder.frontier.entries if folder.frontier else ()
     every = tuple(entry for entry in every if entry.sha256 in shas)
-    # A version follows the runtime's name: `onnxruntime 1.31.1 CPU`, `tensorrt 10.16`.
-    entries = [entry for entry in every if entry.runtime.split()[0] == options.runtime]
+    entries = [entry for entry in every if runtime_name(entry.runtime) == options.runtime]
     machines = sorted({(entry.device, entry.runtime) for entry in entries})
-    chosen = [one for one in machines if options.device in (None, one[0])]
+    here = this_machine(runtime_named(options.runtime).label())
+    chosen = chosen_place(machines, options.device, (here.device, here.runtime))
     if not entries:
         others = " and ".join(sorted({entry.runtime for entry in every}))
         what = (
@@ -284,7 +286,7 @@ def _measured(folder: ArtefactFolder, options: CalibrateOptions) -> dict[str, Fr
             f"{folder}: {what}, but a policy is the cheapest by measured time. "
             f"Run: {_bench_command(folder, options)}"
         )
-    if len(chosen) != 1:
+    if chosen is None:
         listed = "; ".join(f"{own} ({runtime})" for own, runtime in machines)
         named = f"--device is {options.device!r}" if options.device else "no --device is given"
         raise SaccadeError(
@@ -292,7 +294,7 @@ def _measured(folder: ArtefactFolder, options: CalibrateOptions) -> dict[str, Fr
             "--device."
         )
     return {
-        shas[entry.sha256]: entry for entry in entries if (entry.device, entry.runtime) == chosen[0]
+        shas[entry.sha256]: entry for entry in entries if (entry.device, entry.runtime) == chosen
     }
 
 

@@ -4,14 +4,17 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import MissingPackage, SaccadeError
 from saccade.core.progress import progress_of
+from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FrontierEntry
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.decisions import Decide, Deciders, Decisions, Segment, Segments
 from saccade.exporter.evaluation.embedding_samples import (
     FIT_SHARE,
@@ -30,6 +33,9 @@ from saccade.exporter.policy.answers import (
 from saccade.exporter.policy.bounds import MOST_SAMPLES
 from saccade.exporter.policy.certify import least_samples
 from saccade.exporter.policy.options import MIN_ARI, CalibrateOptions
+from saccade.models.checkpoint import Checkpoint
+from saccade.models.checkpoint_folder import checkpoint_name
+from saccade.models.data.calibration import has_training_samples
 from saccade.models.data.datasets import is_unlabelled
 from saccade.models.data.splits import SPLITS
 from saccade.models.entry import EvaluationTask, imported
@@ -62,10 +68,14 @@ class Variants:
         """The place of the full model among the models."""
         return [model.name for model in self.models].index(self.full)
 
+    def files(self, model: EvaluatedModel) -> VariantFiles:
+        """Return the files of one of the models."""
+        (files,) = (variant for variant in self.folder.variants if variant.name == model.name)
+        return files
+
     def source(self, model: EvaluatedModel) -> tuple[str, str, float]:
         """Return a variant's name, hash, and seconds per sample."""
-        (files,) = (variant for variant in self.folder.variants if variant.name == model.name)
-        return model.name, files.sha256, self.measured[model.name].seconds
+        return model.name, self.files(model).sha256, self.measured[model.name].seconds
 
 
 def answered(
@@ -83,6 +93,8 @@ def _classified(
 ) -> AnsweredSamples:
     """What variants that choose one of several classes answer, and the data."""
     decide: Decide = imported(task.decide)
+    trained = _trained(variants)
+    _check_split(variants, trained, decide, options)
     sources = [Deciders(decide, _asked(options, data), split) for data, split in _parts(options)]
     first = [source.of(variants.models[0]) for source in sources]
     if options.labels and all(one.labels is one.labelling is None for one in first):
@@ -99,6 +111,12 @@ def _classified(
     for one in found[0]:
         _check_labels(one, data, options)
     _check_samples(data.data, len(data.logits), options)
+    for at, checkpoint in trained:
+        decider = sources[-1].of(variants.models[at])
+        if decider.inputs.keys() <= checkpoint.calibration.keys():
+            known = {name: checkpoint.calibration[name] for name in decider.inputs}
+            seen = _rounded(replace(decider, inputs=known).logits())
+            _check_unseen(seen, _rounded(found[at][-1].logits), checkpoint, data.data, options)
     apart = _apart(found[0], [_rounded(one.logits) for one in found[variants.full_at]])
     joined = [Decisions.joined(parts) for parts in found]
     compared = [
@@ -143,6 +161,9 @@ def _segmented(
     ]
     data = found[0][-1]
     _check_samples(data.data, len(data.owners), options)
+    for _, checkpoint in _trained(variants):
+        images = [sha256(image.tobytes()).digest() for image in checkpoint.calibration["image"]]
+        _check_unseen(images, data.samples, checkpoint, data.data, options)
     apart = _apart(found[0], [one.samples for one in found[0]])
     joined = [Segments.joined(parts, None) for parts in found]
     compared = [
@@ -157,6 +178,77 @@ def _segmented(
         apart=apart,
     )
     return AnsweredSamples(answers, data, found[0][0] if apart else None)
+
+
+def _trained(variants: Variants) -> list[tuple[int, Checkpoint]]:
+    """The checkpoints that contain training samples, each with the place of a variant.
+
+    The variant takes images of the checkpoint's size.
+    """
+    trained = dict[str, tuple[int, Checkpoint]]()
+    for at, model in enumerate(variants.models):
+        try:
+            checkpoint = variants.folder.checkpoint_of(variants.files(model).main)
+        except MissingPackage:
+            note("torch is not installed, so the data is not compared with the training images")
+            return []
+        if (
+            checkpoint is not None
+            and has_training_samples(checkpoint)
+            and checkpoint.preprocessing == model.preprocessing
+        ):
+            trained.setdefault(checkpoint.sha256, (at, checkpoint))
+    return list(trained.values())
+
+
+def _check_split(
+    variants: Variants,
+    trained: Sequence[tuple[int, Checkpoint]],
+    decide: Decide,
+    options: CalibrateOptions,
+) -> None:
+    """Check, before any variant runs, that the samples of `--split` did not train the model.
+
+    Raises: SaccadeError if they did.
+    """
+    name = Path(options.data or "").name
+    for at, checkpoint in trained:
+        if options.split in ("train", "all") and name == checkpoint.card.get("data"):
+            split = decide(variants.models[at], _asked(options, options.data), "train")
+            if split.sha256 == checkpoint.card["data_sha256"]["train"]:
+                found = f"--split {options.split} has the samples"
+                raise _trained_on(found, checkpoint, name, options)
+
+
+def _check_unseen(
+    known: Sequence[bytes],
+    samples: Sequence[bytes],
+    checkpoint: Checkpoint,
+    data: str,
+    options: CalibrateOptions,
+) -> None:
+    """Check that hardly any training sample in a checkpoint is among those that certify.
+
+    Raises: SaccadeError if more are.
+    """
+    there = set(samples)
+    seen = sum(sample in there for sample in known)
+    if seen > _BY_CHANCE * len(known):
+        found = f"found {seen} of {len(known)} samples"
+        raise _trained_on(found, checkpoint, data, options)
+
+
+def _trained_on(
+    found: str, checkpoint: Checkpoint, data: str, options: CalibrateOptions
+) -> SaccadeError:
+    advice = "--split test (if it has too few samples, also --choose-split validation)"
+    if options.split in ("test", "validation"):
+        advice = "the files of the training, if some were added or removed (this changes splits)"
+    return SaccadeError(
+        f"{data}: {found} that trained {checkpoint_name(checkpoint.path)}, expected none: variants "
+        "agree more often on these than on other samples, so they cannot certify. Pass "
+        f"{advice}, or --data that the model was not trained on."
+    )
 
 
 def _parts(options: CalibrateOptions) -> list[tuple[str | None, str]]:

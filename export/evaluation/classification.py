@@ -31,11 +31,12 @@ from saccade.models.data.listops import (
     listops,
     most_tokens,
 )
-from saccade.models.data.samples.images import pixels_sha256
+from saccade.models.data.samples.images import Images, pixels_sha256
 from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.sequences import SampleInputs, sequences
 from saccade.models.data.splits import SPLITS, drawn_rows, stratified_split
 from saccade.models.data.token_states import SUFFIXES, token_states
+from saccade.models.scores.by_class import ClassAnswers
 from saccade.models.scores.classification import (
     correct,
     dino_probe_predict,
@@ -58,6 +59,15 @@ class LabeledInputs(DataSplit):
     inputs: dict[str, np.ndarray]
     labels: np.ndarray
     class_names: tuple[str, ...]
+    originals: Images | None = None  # the images as rows of their files
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """Return what the user calls each sample."""
+        files = self.originals
+        if files is None:
+            return tuple(f"sample {row}" for row in range(len(self.labels)))
+        return tuple(files.source.row_name(int(row)) for row in files.rows)
 
 
 def top1(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
@@ -71,7 +81,11 @@ def top1(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     proportions = [proportion("top-1", right)]
     if scores.shape[-1] >= _TOP5_CLASSES:
         proportions.append(proportion("top-5", correct(scores, data.labels, top=5)))
-    return model.result("top1", data, proportions, right)
+    result = model.result("top1", data, proportions, right)
+    if options.by_class or options.mistakes:
+        given = data.labels, scores.argmax(-1), data.class_names, data.samples
+        result = replace(result, answers=ClassAnswers(*given))
+    return result
 
 
 def test_inputs(model: EvaluatedModel, options: EvaluateOptions) -> LabeledInputs:
@@ -120,7 +134,8 @@ def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str)
     )
     if taken.is_image:
         data = labelled_images(model, options, split)
-        return LabeledInputs({"image": data.images}, data.labels, data.class_names, **origin(data))
+        given = {"image": data.images}, data.labels, data.class_names, data.originals
+        return LabeledInputs(*given, **origin(data))
     if options.data is None:
         what = "token states" if taken.kind == "tokens" else taken.kind
         raise SaccadeError(

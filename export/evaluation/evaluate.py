@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score a checkpoint, or every variant of an exported folder, on data."""
 
+import csv
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.core.errors import SaccadeError
+from saccade.core.files import write_atomically
 from saccade.core.machine import cores
 from saccade.core.progress import Report, bar, progress_of, reporting
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -26,6 +29,8 @@ from saccade.models.data.options import loaded_once
 from saccade.models.entry import imported
 from saccade.models.scores.results import EvaluationResult, Score
 
+_MOST_ROWS, _MOST_OTHERS = 10, 3  # in a table for a terminal
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -42,8 +47,11 @@ class Evaluation:
         return {"path": str(self.path), "found": [result.to_dict() for result in self.results]}
 
     def to_text(self) -> Any:
-        """Return a table with a row per score, for a terminal."""
-        return render(self.results)
+        """Return a table with a row per score, for a terminal, then the scores of classes."""
+        from rich.console import Group
+
+        classes = [_classes(one) for one in self.results if one.answers is not None]
+        return Group(render(self.results), *classes) if classes else render(self.results)
 
 
 def evaluate(
@@ -58,8 +66,25 @@ def evaluate(
 
     Raises: SaccadeError if there is neither, or if the task or data do not fit the family.
     """
+    if options.mistakes is not None and options.mistakes.exists():
+        raise SaccadeError(
+            f"--mistakes {options.mistakes}: exists already. Pass another path, or remove the file."
+        )
     with reporting(progress):
-        return _evaluated(path, options)
+        evaluation = _evaluated(path, options)
+    if options.mistakes is not None:
+        write_atomically(options.mistakes, _mistakes(evaluation.results), replace=False)
+    return evaluation
+
+
+def _mistakes(results: Sequence[EvaluationResult]) -> bytes:
+    """Return a table in CSV with a row per wrong answer of each variant."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("variant", "sample", "label", "answer"))
+    for result in results:
+        table.writerows((result.variant, *row) for row in result.answers.mistakes())
+    return text.getvalue().encode()
 
 
 def _evaluated(path: ArtefactFolder | Path | str, options: EvaluateOptions) -> Evaluation:
@@ -110,6 +135,11 @@ def _task(
             f"--probe {options.probe}: only the task probe supports this option, not '{name}'. Add "
             "--task probe, or leave it out."
         )
+    if (options.by_class or options.mistakes) and name != "top1":
+        raise SaccadeError(
+            f"--{'by-class' if options.by_class else 'mistakes'}: only the task top1 supports this "
+            f"option, not '{name}'. Leave it out."
+        )
     task: Callable[[EvaluatedModel, EvaluateOptions], EvaluationResult] = imported(chosen.score)
     return task
 
@@ -138,6 +168,28 @@ def render(results: Sequence[EvaluationResult]) -> "Table":
         for index, score in enumerate(result.scores):
             name = result.variant if index == 0 else ""
             table.add_row(name, score.name, *_figures(score), str(score.n))
+    return table
+
+
+def _classes(result: EvaluationResult) -> "Table":
+    """Return a table of the classes with the lowest scores of a variant."""
+    from rich import box
+    from rich.table import Table
+
+    classes = result.answers.classes()
+    title = f"{result.variant}, by class"
+    if len(classes) > _MOST_ROWS:
+        title += f": the lowest {_MOST_ROWS} of {len(classes):,} (--json has all)"
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1))
+    table.add_column("class")
+    for heading in ("value", "95 %", "n"):
+        table.add_column(heading, justify="right")
+    table.add_column("taken for")
+    for one in classes[:_MOST_ROWS]:
+        score = Score("", one["value"], one["interval"], one["n"])
+        taken = [f"{name} ({count})" for name, count in one["taken_for"].items()]
+        shown = ", ".join(taken[:_MOST_OTHERS]) + ", ..." * (len(taken) > _MOST_OTHERS)
+        table.add_row(one["class"], *_figures(score), str(one["n"]), shown)
     return table
 
 

@@ -134,12 +134,16 @@ class EvaluateOptions(Options):
     task: TaskName | None = None  # default: the family's own
     budget: tuple[BudgetLike, ...] = ()  # only for a checkpoint; a folder is scored whole
     limit: SampleLimit | None = None  # score at most this many samples
+    by_class: bool = False  # also score each class, and say for which others it is taken
+    # do --by-class, and write the samples with wrong answers into this CSV file
+    mistakes: Path | None = None
     templates: Path | None = None  # zero-shot prompts, one per line, with {} for the label
-    positions: Literal["anywhere", "left"] = "anywhere"  # of objects; only for the task ari
+    # places of the objects; only for the task ari
+    positions: Literal["anywhere", "left"] = "anywhere"
     # linear probe: logistic regression, or AdamW for 10 epochs (both CLIP's sweep), or DINO's SGD
     # on the class tokens of the last blocks
     probe: Literal["logistic", "adamw", "dino"] = "logistic"
-    seed: int = 0  # for questions, captions, initial states and probes
+    seed: int = 0  # seed of questions, captions, initial states and probes
     runtime: RuntimeName = DEFAULT  # runs the variants of a folder
     # for a folder: run custom ops with saccade's kernels; --no-op-library: run them as their ONNX
     # function bodies

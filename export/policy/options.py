@@ -14,6 +14,7 @@ from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
 MOST_STEPS = 4
 MIN_ARI = 0.95  # about 1.5 % of a tetrominoes scene's positions go to another slot
 Against = Literal["full", "labels"]
+Split = Literal["train", "validation", "val", "test", "all"]
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
 
 
@@ -24,12 +25,12 @@ class CalibrateOptions(Options):
     # a data set's name, or your own data in any format of docs/data.md, also images without labels;
     # it must be like the traffic; default: the data that the checkpoint was trained on
     data: str | None = None
-    split: Literal["train", "validation", "test", "all"] = "test"  # which part of the data to use
+    split: Split = "test"  # which part of the data to use, not one that the model was trained on
     # other data that chooses the chains; then all samples of --data certify them
     choose_data: str | None = None
     # the split that chooses, of --choose-data or else of --data; default: all of --choose-data, or
     # a part of --split
-    choose_split: Literal["train", "validation", "test", "all"] | None = None
+    choose_split: Split | None = None
     labels: Path | None = None  # names of the data's classes, one per line, in order
     data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own
     skip_bad: Natural = 0  # leave out at most this many unreadable rows
@@ -67,6 +68,9 @@ class CalibrateOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("split", "choose_split"):
+            if getattr(self, name) == "val":
+                object.__setattr__(self, name, "validation")
         check_policy_name(self.name)
         if self.against_index and not self.embedding:
             raise SaccadeError(

@@ -41,7 +41,8 @@ class BuildOptions(Options):
     # scratch memory of an engine; default: TensorRT's
     workspace_mib: Annotated[int, Range(1, _MOST_MIB)] | None = None
     timing_cache: Path | None = None  # reused and extended; TensorRT only
-    compute_capability: tuple[str, ...] = ()  # such as 8.9,12.0; default: the GPU's, else 8.9
+    # of the GPUs, such as 8.9,12.0; default: this one's, else 8.9
+    compute_capability: tuple[str, ...] = ()
     out: Path | None = None  # default: ARTEFACT/engines/ENGINE-CAPABILITIES
     force: bool = False  # replace an existing folder
 

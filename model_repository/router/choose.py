@@ -96,7 +96,21 @@ def choose(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...] = ()
     given_value = parameters[parameter]
     if parameter == "budget" and (named := by_budget_name(routes, given_value)):
         return named
-    return best(routes, parameter, number(parameter, given_value, share=scores_are_shares(routes)))
+    return best(routes, parameter, asked_number(routes, parameter, given_value))
+
+
+def asked_number(routes: Routes, parameter: str, value: Any) -> float:
+    """Return the number of a parameter that chooses among these variants.
+
+    Raises: RequestRefused if it is not one; for a budget, the message lists the budgets' names.
+    """
+    try:
+        return number(parameter, value, share=scores_are_shares(routes))
+    except RequestRefused as refused:
+        if parameter != "budget":
+            raise
+        names = dict.fromkeys(route.setting for route in routes.answering)
+        raise RequestRefused(f"{refused} ({', '.join(names)})") from None
 
 
 def choice_of(

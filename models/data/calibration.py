@@ -149,6 +149,12 @@ def at_budget(checkpoint: Checkpoint, budget: ComputeBudget) -> Checkpoint:
     return dataclasses.replace(checkpoint, preprocessing=taken, calibration=dict(samples))
 
 
+def has_training_samples(checkpoint: Checkpoint) -> bool:
+    """Return whether the calibration samples are of the data that saccade trained it on."""
+    card = checkpoint.card
+    return "train" in (card.get("data_sha256") or {}) and _ON not in card
+
+
 def check_calibrated(where: object, checkpoint: Checkpoint | Header) -> None:
     """Check that int8 can be calibrated: a converted model has no images of its own data.
 

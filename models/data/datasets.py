@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.core.checks import check_one_of
+from saccade.core.checks import check_one_of, did_you_mean
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.core.verbosity import note_once
 from saccade.models.data.options import DataOptions, keeps_loaded
@@ -30,6 +30,7 @@ from saccade.models.data.splits import (
     drawn_rows,
     few_of_each,
     held_out,
+    rows_by_split,
 )
 from saccade.models.preprocessing import Preprocessing
 
@@ -254,8 +255,31 @@ def rows_of_split(source: SampleSource, split: str) -> tuple[str, np.ndarray]:
     """
     for text in source.notes:
         note_once(text)
+    if split == "train":
+        _check_classes(source)
     split = {HELD_OUT: held_out(source.split_of), "val": "validation"}.get(split, split)
     return split, chosen_rows(source.path, split, source.labels, source.split_of)
+
+
+def _check_classes(source: SampleSource) -> None:
+    """Note the classes of data to train on, and the sizes of its splits.
+
+    Raises: SaccadeError for a class that only other splits have, such as one with a typo.
+    """
+    parts = rows_by_split(source.labels, source.split_of)
+    sizes = ", ".join(f"{len(rows):,} {name}" for name, rows in parts.items())
+    names = source.class_names
+    listed = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
+    classes = f"{len(names)} classes ({listed}); " if len(names) > 1 else ""
+    note_once(f"{source.path}: {classes}samples: {sizes}")
+    trained = {names[index] for index in np.unique(source.labels[parts["train"]])}
+    there = {names[index] for index in np.unique(source.labels)}
+    if source.split_of is not None and trained and (foreign := sorted(there - trained)):
+        raise SaccadeError(
+            f"{source.path}: the class {foreign[0]!r:.80} has samples, but none in the train "
+            f"split.{did_you_mean(foreign[0], trained)} Correct its name, add training samples of "
+            "it, or remove it from the other splits."
+        )
 
 
 def note_left_out(name: str, split: str, count: int, kept: int) -> None:

@@ -37,6 +37,7 @@ from saccade.models.data.samples.point_clouds import (
     read_points,
 )
 from saccade.models.data.samples.source import (
+    SKIP_HINT,
     ClassFolders,
     DataDescription,
     RowUnreadable,
@@ -341,7 +342,11 @@ def _read(
         except (RowUnreadable, OSError) as error:
             refused = opened.source.refused(row, f"{error}, or remove it.")
             if len(bad) >= most:
-                hint = f" --skip-bad {most} leaves out at most {most} such rows." if most else ""
+                hint = (
+                    f" --skip-bad {most} leaves out at most {most} such rows."
+                    if most
+                    else SKIP_HINT
+                )
                 raise SaccadeError(f"{refused}{hint}") from error
             bad.append(place)
             if len(bad) <= _SHOWN:

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -154,12 +154,14 @@ class EvaluationResult:
     split: str = ""  # of the data; empty: the task has one only
     skipped: int = 0  # unreadable rows of it that were left out
     ops: Ops = None  # how custom ops ran; None: there are none, or torch ran them
+    # of each sample, if the scores of classes were asked for: a `by_class.ClassAnswers`
+    answers: Any = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values, without the samples."""
-        values = asdict(self)
-        del values["samples"]
-        return values
+        values = asdict(replace(self, answers=None))
+        del values["samples"], values["answers"]
+        return values if self.answers is None else {**values, "classes": self.answers.classes()}
 
 
 def proportion(name: str, right: np.ndarray) -> Score:

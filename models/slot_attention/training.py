@@ -104,7 +104,7 @@ def _fields(name: str, side: int) -> dict[str, Any]:
 
 
 def _pictures(name: str, options: TrainOptions, recipe: Recipe, validation: int) -> DataSource:
-    asked, side_px = options.asked, options.side_px
+    asked, side_px = options.asked, options.new_side_px
     known = tuple(_SIDES)
     training = segmented_images(name, "train", side_px=side_px, also=known, asked=asked)
     held_out = segmented_images(name, "validation", side_px=side_px, also=known, asked=asked)

@@ -55,9 +55,9 @@ def image_source(
     if name == "shapes":
         return _shapes(recipe, validation, calibration)
     if name == "signs":
-        preprocessing = options.asked.preprocessing or plain(options.side_px, 1)
+        preprocessing = options.asked.preprocessing or plain(options.new_side_px, 1)
         return _signs(recipe, preprocessing.wanted(), validation, calibration)
-    asked, side_px = options.asked, options.side_px
+    asked, side_px = options.asked, options.new_side_px
     training = load_data(name, "train", side_px=side_px, asked=asked)
     held_out = load_data(name, "validation", side_px=side_px, asked=asked)
     images, labels = training.images, training.labels

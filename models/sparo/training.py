@@ -460,5 +460,5 @@ def _source(options: TrainOptions, recipe: Recipe) -> SPAROData:
         side_px = options.value("height_px", recipe.config["height_px"])
         return ShapesSource(recipe.extra["scenes"], count, side_px)
     if has_sentences(options.data):
-        return PairsSource(options.data, count, options.side_px, options.asked, options.start)
-    return LabelsSource(options.data, count, options.side_px, options.asked)
+        return PairsSource(options.data, count, options.new_side_px, options.asked, options.start)
+    return LabelsSource(options.data, count, options.new_side_px, options.asked)

@@ -58,7 +58,7 @@ class ImageTextsTask(Task):
         """
         name, given = str(options.data), DataDescription.of(options.labels, options.data_root)
         source, images = opened(name, given), _wanted_images(options, encoder)
-        how = {"preprocessing": images, "side_px": options.side_px, "asked": options.asked}
+        how = {"preprocessing": images, "side_px": options.new_side_px, "asked": options.asked}
         splits = {part: split_of(source, name, part, **how) for part in ("train", "validation")}
         self.training, self.validation = splits.values()
         self.data = self.training.name
@@ -74,7 +74,7 @@ def _wanted_images(options: TrainOptions, encoder: str) -> Preprocessing | None:
     """
     if options.asked.preprocessing is not None or options.value("encoder", encoder) not in BLOCKS:
         return options.asked.preprocessing
-    side_px = options.side_px
+    side_px = options.new_side_px
     return Preprocessing(side_px, side_px, 3, (0.0,) * 3, (1.0,) * 3)
 
 

@@ -39,7 +39,7 @@ class TrainOptions(Options):
     learning_rate: Positive | None = None  # peak learning rate; default: the recipe's
     # train on this many samples of each class, drawn with --seed (few-shot); default: all
     shots: Count | None = None
-    weight_decay: NonNegative | None = None  # of matrices; default: the recipe's
+    weight_decay: NonNegative | None = None  # weight decay of matrices; default: the recipe's
     # random changes of training images: affine, crop, flip, jitter, randaugment, erasing, each
     # with a number if you like (crop=0.35), or none; default: the family's
     augment: tuple[str, ...] = ()
@@ -54,7 +54,8 @@ class TrainOptions(Options):
     layer_decay: Annotated[float, Range(0, 1, above=True)] | None = None
     # precision of matrix products; bf16 uses autocast, also on a CPU
     precision: Literal["fp32", "bf16"] | None = None
-    side_px: Annotated[int, Range(4)] = 32  # side in pixels that image files are resized to
+    # side in pixels that image files are resized to; default: that of --init or --trunk, or 32
+    side_px: Annotated[int, Range(4)] | None = None
     # checkpoint whose weights to start from: a file, a folder, or shipped:NAME
     init: Path | None = None
     # pretrained trunk to start from under a new head: a checkpoint, a folder of timm, transformers
@@ -79,6 +80,11 @@ class TrainOptions(Options):
     start: ClassVar[Any] = None  # the checkpoint of --init, see `start.RunOptions`
     given_trunk: ClassVar[Any] = None  # that of --trunk
     once: ClassVar[Any] = staticmethod(here)  # the processes of a run read all images once
+
+    @property
+    def new_side_px(self) -> int:
+        """Return the side of a new model's images."""
+        return self.side_px or 32
 
     @property
     def asked(self) -> DataOptions:

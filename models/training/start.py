@@ -85,8 +85,8 @@ def started(family: str, options: TrainOptions, once: Once = here) -> RunOptions
 
 
 def _has_other_side(options: TrainOptions, preprocessing: Preprocessing | None) -> bool:
-    given_px = options.side_px != TrainOptions(out=options.out).side_px
-    return bool(preprocessing and given_px and options.side_px != preprocessing.height_px)
+    given_px = options.side_px
+    return bool(preprocessing and given_px and given_px != preprocessing.height_px)
 
 
 def _at_side(options: TrainOptions, start: Checkpoint) -> Checkpoint:
@@ -96,7 +96,7 @@ def _at_side(options: TrainOptions, start: Checkpoint) -> Checkpoint:
     """
     before = start.preprocessing
     assert before is not None
-    images = replace(before.at_height(options.side_px), trained_px=())
+    images = replace(before.at_height(options.new_side_px), trained_px=())
     sizes = {"height_px": images.height_px, "width_px": images.width_px}
     config = start.config | sizes
     own, other = (outline(start.family, one) for one in (start.config, config))

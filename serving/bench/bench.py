@@ -16,11 +16,11 @@ from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import (
     POLICIES,
     FrontierEntry,
-    NarrowerMeasurement,
     PolicyEntry,
     mark_dominated,
     with_cost_shares,
 )
+from saccade.exporter.artefact.precedence import NarrowerMeasurement
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.data.options import loaded_once
 from saccade.serving.bench import in_process, report

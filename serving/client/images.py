@@ -82,8 +82,14 @@ def _pillow_png(image: Any) -> bytes:
             "Convert it: image.convert('RGB')"
         )
     file = io.BytesIO()
-    exif = image.getexif()  # it may rotate the image
-    image.save(file, "PNG", compress_level=1, **({"exif": exif} if exif else {}))
+    try:
+        exif = image.getexif()  # it may rotate the image
+        image.save(file, "PNG", compress_level=1, **({"exif": exif} if exif else {}))
+    except Exception as error:  # Pillow reads the file only now, and raises anything
+        name = getattr(image, "filename", "") or "an image of Pillow"
+        raise SaccadeError(
+            f"{name}: cannot be decoded ({error}). Pass a whole PNG, JPEG or WebP file."
+        ) from error
     return file.getvalue()
 
 

@@ -100,7 +100,7 @@ def build(artefact: Artefacts, options: BuildOptions) -> Result:
         # build an engine for every variant
         saccade build build/digits-sum
         # build for batches of 1 to 64, fastest at 16
-        saccade build build/digits-sum --engine tensorrt-rtx --batch 1,16,64
+        saccade build build/digits-sum --engine tensorrt-rtx --batch 1:16:64
     """
     from saccade.exporter.runtimes.runtime import build
 

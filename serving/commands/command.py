@@ -64,15 +64,20 @@ class Outcome:
     closing: tuple[str, ...] = ()
 
 
-Json = Annotated[
-    bool, arg(help="print machine-readable output on standard output", help_behavior_hint="")
-]
-Quiet = Annotated[
-    bool, arg(aliases=("-q",), help="print no progress and no notes", help_behavior_hint="")
-]
-Verbose = Annotated[
-    bool, arg(aliases=("-v",), help="print more logs on standard error", help_behavior_hint="")
-]
+_Quiet = Annotated[bool, arg(aliases=("-q",), help_behavior_hint="")]
+_Verbose = Annotated[bool, arg(aliases=("-v",), help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class CommonOptions:
+    """Options of every command."""
+
+    # print machine-readable output on standard output
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
+    quiet: _Quiet = False  # print no progress and no notes
+    verbose: _Verbose = False  # print more logs on standard error
+
+
 Checkpoint = Annotated[
     Positional[Path], arg(help="a .safetensors file written by saccade, or shipped:NAME")
 ]
@@ -135,25 +140,21 @@ class Command:
             )
             for parameter in signature.parameters.values()
         ]
-        for_all = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
-            for name, kind in (("json", Json), ("quiet", Quiet), ("verbose", Verbose))
-        ]
+        common = inspect.Parameter(
+            "common",
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=Annotated[CommonOptions, arg(name="common")],
+        )
 
-        def call(
-            *values: Any,
-            json: bool = False,
-            quiet: bool = False,
-            verbose: bool = False,
-            **named: Any,
-        ) -> Outcome:
-            with verbosity(quiet=quiet, verbose=verbose):
+        def call(*values: Any, common: CommonOptions, **named: Any) -> Outcome:
+            with verbosity(quiet=common.quiet, verbose=common.verbose):
                 # `serve` prints its own log, as text or as JSON.
-                with log_shown() if verbose and self.name != "serve" else nullcontext():
-                    return self._outcome(signature.bind(*values, **named), json, quiet)
+                with log_shown() if common.verbose and self.name != "serve" else nullcontext():
+                    given = signature.bind(*values, **named)
+                    return self._outcome(given, common.json, common.quiet)
 
-        call.__signature__ = inspect.Signature([*own, *for_all])  # type: ignore[attr-defined]
-        call.__annotations__ = {each.name: each.annotation for each in (*own, *for_all)}
+        call.__signature__ = inspect.Signature([*own, common])  # type: ignore[attr-defined]
+        call.__annotations__ = {each.name: each.annotation for each in (*own, common)}
         call.__doc__ = self.help
         return call
 

@@ -14,7 +14,7 @@ from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -32,12 +32,22 @@ Kind = tyro.constructors.PrimitiveTypeInfo
 Struct = tyro.constructors.StructTypeInfo
 Fields = tyro.constructors.StructConstructorSpec
 _OF_ALL = ("--help", "--json", "--quiet", "--verbose")
+# What users of other programs type.
+_ELSEWHERE = {
+    "--lr": "--learning-rate",
+    "--epochs": "--steps",
+    "--batch-size": "--batch",
+    "--image-size": "--side-px",
+    "--port": "--grpc-port",
+    "--output": "--out",
+    "--workers": "--processes",
+}
 
 
 def ways_to_write() -> tyro.constructors.ConstructorRegistry:
     """Return the rules of this file for the parser."""
     registry = tyro.constructors.ConstructorRegistry()
-    for rule in (_one, _several, _names, _overrides):
+    for rule in (_one, _choice, _several, _names, _overrides):
         registry.primitive_rule(rule)
     registry.struct_rule(_options_rule())
     return registry
@@ -93,6 +103,22 @@ def _one(info: Kind) -> Way[Any] | None:
         instance_from_str=lambda words: read(words[0]),
         is_instance=lambda value: isinstance(value, info.type),
         str_from_instance=lambda value: [_shown(value)],
+    )
+
+
+def _choice(info: Kind) -> Way[Any] | None:
+    """Rule for one of several names, or nothing: without a rule, the help would list None too."""
+    wanted = [kind for kind in get_args(info.type) if kind is not NoneType]
+    if len(wanted) != 1 or get_origin(wanted[0]) is not Literal:
+        return None
+    names = get_args(wanted[0])
+    return Way(
+        nargs=1,
+        metavar=f"{{{','.join(names)}}}",
+        choices=names,
+        instance_from_str=lambda words: words[0],
+        is_instance=lambda value: value is None or value in names,
+        str_from_instance=lambda value: [str(value)],
     )
 
 
@@ -249,12 +275,20 @@ class _Words:
     def _unknown(self, words: list[str]) -> str:
         options = [word for word in words if word.startswith("-") and word != "-"]
         if not options:
+            advice = "Quote paths that contain spaces."
+            place = self._given.index(words[0]) if words[0] in self._given else 0
+            if place > 1 and (flag := self._given[place - 2]).startswith("--") and "=" not in flag:
+                several = ",".join(self._given[place - 1 : place + 1])
+                advice = f"Several values have commas between them: {flag} {several}. {advice}"
             return (
                 f"{self._called}: found {words[0]!r:.60} after the last argument it takes. "
-                f"Quote paths that contain spaces. See: {self._called} --help"
+                f"{advice} See: {self._called} --help"
             )
         option = options[0].partition("=")[0]
+        usual = _ELSEWHERE.get(option.replace("_", "-"))
         close = did_you_mean(option.replace("_", "-"), self._flags)
+        if usual in self._flags:
+            close = f" Did you mean {usual}?"
         return (
             f"{self._called} has no option {option:.60}.{close} "
             f"List its options with: {self._called} --help"

@@ -63,7 +63,8 @@ class PredictOptions(Options):
     engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one per kind of GPU
     # gpu: ONNX Runtime's CUDA provider; default: cpu, for plans gpu
     instances: Literal["cpu", "gpu"] | None = None
-    precisions: tuple[str, ...] = ()  # such as fp32,int8; default: all precisions in the folder
+    # use only these, such as fp32,int8; default: all in the folder
+    precisions: tuple[str, ...] = ()
     device: str | None = None  # device whose measurements to use, if the folder has several
     threads: int | None = (
         None  # threads of one run; default: all cores, or as many as measured to pay

@@ -13,6 +13,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import Frontier, FrontierEntry
 from saccade.exporter.artefact.manifest import Manifest, VariantFiles, encoded
+from saccade.exporter.artefact.precedence import chosen_place, runtime_name
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.models.interface import TensorSpec
 from saccade.plugins.contract import OPS, Ops
@@ -139,23 +140,18 @@ def _place(
     None if there are no figures of the runtime.
     """
     every = sorted({(entry.device, entry.runtime) for entry in frontier.entries})
-    # A version follows the runtime's name: `onnxruntime 1.31.1 CPU`, `tensorrt 10.16`.
-    places = [place for place in every if place[1].split()[0] == runtime]
-    if device is None and not places:
-        return None
+    places = [place for place in every if runtime_name(place[1]) == runtime]
+    if device is None and len(places) <= 1:
+        return places[0] if places else None
+    here = this_machine(runtime_named(runtime).label())
+    if place := chosen_place(places, device, (here.device, here.runtime)):
+        return place
     known = "; ".join(f"{name} ({runtime})" for name, runtime in places) or "none"
-    if device is not None:
-        places = [place for place in places if place[0] == device]
-    elif len(places) > 1:
-        here = this_machine(runtime_named(runtime).label())
-        places = [place for place in places if place == (here.device, here.runtime)]
-    if len(places) != 1:
-        raise SaccadeError(
-            f"{path}: has figures of {known}, expected one device and runtime, "
-            f"{'this machine' if device is None else repr(device)}. Name the device with "
-            "--device, or measure here with: saccade bench"
-        )
-    return places[0]
+    raise SaccadeError(
+        f"{path}: has figures of {known}, expected one device, "
+        f"{'this machine' if device is None else repr(device)}. Name the device with "
+        "--device, or measure here with: saccade bench"
+    )
 
 
 def _check_labels(manifest: Manifest) -> None:

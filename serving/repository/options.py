@@ -27,7 +27,8 @@ class RepositoryOptions(Options):
     # onnxruntime (bundled server or container), openvino (bundled server) or tensorrt (container)
     runtime: ServedName = DEFAULT
     engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one per kind of GPU
-    precisions: tuple[str, ...] = ()  # such as fp32,int8; default: all precisions in the folder
+    # use only these, such as fp32,int8; default: all in the folder
+    precisions: tuple[str, ...] = ()
     run_batch: int | None = None  # images per run; default: the fastest measured, else 8
     device: str | None = None  # device whose measurements to use, if the frontier has several
     max_image_mib: int | None = None  # largest encoded image; default: as in the checkpoint

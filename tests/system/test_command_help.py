@@ -62,6 +62,15 @@ def test_help_ends_with_examples(saccade, command):
     assert max(map(len, tail)) <= 80
 
 
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def test_help_names_no_none_and_shows_what_all_commands_have_last(saccade, command):
+    _, out, _ = saccade(command, "--help")
+    assert "None" not in re.sub(r"\s+", " ", out).partition("options ─")[2]
+    _, _, boxes = out.partition("show this help message")  # after the usage
+    own, _, common = boxes.partition("common options")
+    assert all(flag in common and flag not in own for flag in ("--json", "--quiet", "--verbose"))
+
+
 def options_that_are_on():
     for command, one in cli.COMMANDS.items():
         for kind in get_type_hints(one.verb).values():
@@ -116,6 +125,15 @@ REFUSED = {
     ),
     "no value": (("serve", "x", "--grpc-port"), ("--grpc-port: found no value, expected N",)),
     "too many": (("verify", "x", "y"), ("found 'y' after the last argument it takes",)),
+    "several values": (
+        ("export", "x", "--out", "y", "--budget", "1", "0.5"),
+        ("found '0.5'", "Several values have commas between them: --budget 1,0.5."),
+    ),
+    "a name of other programs": (
+        ("train", "nac", "--out", "x", "--lr", "1"),
+        ("has no option --lr. Did you mean --learning-rate?",),
+    ),
+    "a port": (("serve", "x", "--port", "1"), ("Did you mean --grpc-port?",)),
 }
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from places import ROOT
 
+from saccade.exporter.runtimes.tensorrt.build import read_range
 from saccade.serving.commands import cli
 from saccade.serving.commands.command import Answer
 
@@ -71,6 +72,17 @@ def test_command_is_understood(command, monkeypatch, tmp_path):
     monkeypatch.setitem(cli.COMMANDS, name, replace(cli.COMMANDS[name], verb=stub, closing=None))
     assert cli.run([name, *arguments]) == 0
     assert taken
+
+
+def test_batches_of_build_are_ranges():
+    """They are read with the model, after the command line."""
+    typed = [command.split() for command in (*shown_commands(), *typed_examples())]
+    batches = [
+        words[words.index("--batch") + 1]
+        for words in typed
+        if words[1] == "build" and "--batch" in words
+    ]
+    assert batches and all(read_range(batch, "--batch") for batch in batches)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

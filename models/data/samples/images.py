@@ -16,7 +16,7 @@ from PIL import Image
 
 from saccade.core.errors import SaccadeError
 from saccade.models.data.options import Once, here
-from saccade.models.data.samples.source import RowUnreadable, SampleSource
+from saccade.models.data.samples.source import SKIP_HINT, RowUnreadable, SampleSource
 from saccade.models.image_decoding import FORMATS, ImageInput, ImageRefused, fit, opened, upright
 from saccade.models.preprocessing import Preprocessing
 
@@ -146,13 +146,13 @@ class Images:
             data = self.source.read(row, self.wanted.max_image_mib * 2**20)
             return opened(data, self.wanted, use)
         except (ImageRefused, RowUnreadable, OSError) as error:
-            raise self.source.refused(row, f"{error}, or remove it.") from error
+            raise self.source.refused(row, f"{error}, or remove it.{SKIP_HINT}") from error
 
     def _error(self, row: int) -> str | None:
         try:
             self._one(row)
         except SaccadeError as error:
-            return str(error)
+            return str(error).removesuffix(SKIP_HINT)
         return None
 
 

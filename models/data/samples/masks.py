@@ -13,6 +13,7 @@ from saccade.core.errors import SaccadeError
 from saccade.core.files import read_regular
 from saccade.models.data.samples.images import Images
 from saccade.models.data.samples.source import (
+    SKIP_HINT,
     FolderFiles,
     RowUnreadable,
     files_in,
@@ -69,7 +70,7 @@ class Masks(Images):
             objects = numbered_objects(indices, self._background)
             return fit(Image.fromarray(objects), self._nearest)[..., 0]
         except (ImageRefused, RowUnreadable, OSError) as error:
-            raise self.source.refused(row, f"{error}, or remove it.") from error
+            raise self.source.refused(row, f"{error}, or remove it.{SKIP_HINT}") from error
 
     def _error(self, row: int) -> str | None:
         return self._images._error(row) or super()._error(row)

@@ -178,7 +178,7 @@ def task(options: TrainOptions) -> Task:
         return listops.task(options)
     if takes_sequences(options):
         return sequence_task(options)
-    asked, side_px = options.asked, options.side_px
+    asked, side_px = options.asked, options.new_side_px
     training = load_data(data, "train", side_px=side_px, also=(_EXPRESSIONS,), asked=asked)
     validation = load_data(data, "validation", side_px=side_px, asked=asked)
     return NACTask(options, training, validation)

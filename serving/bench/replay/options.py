@@ -24,10 +24,10 @@ class ReplayOptions(Options):
     arrivals: str | None = None
     seconds: Positive | None = None  # length: of a log the first seconds, of --arrivals 60
     speed: Positive = 1.0  # replay the log so many times as fast
-    budget: float | str | None = None  # of requests for which the log has no budget
+    budget: float | str | None = None  # budget of requests for which the log has none
     policy: str | None = None  # policy that requests without a budget follow
     images: Path | None = None  # an image, or a folder of them, to send in turn; default: noise
     # artefact folder that `saccade bench` has measured: answers count by their variant's score
     scores: Path | None = None
     senders: Annotated[int, Range(1, 64)] = 1  # processes that send; more if one falls behind
-    seed: Annotated[int, Range(0, 2**32 - 1)] = 0  # of --arrivals and of the noise
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0  # seed of --arrivals and of the noise

@@ -2,6 +2,7 @@
 """`saccade choose`: apply the router's rule to measured variants, and show the figures."""
 
 import math
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import SaccadeError
+from saccade.core.machine import this_machine
 from saccade.core.options import Options, flag
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import FrontierEntry
-from saccade.serving.bench.figures import rate_text, threads_text
+from saccade.exporter.artefact.precedence import runtime_name
+from saccade.exporter.runtimes.runtime import runtime_named
+from saccade.serving.bench.figures import rate_text, threads_text, times_digits
 from saccade.serving.bench.report_tables import table_of
 from saccade.serving.bench.sweep.state import FILE_NAME as SWEEP
 from saccade.serving.repository.checks import check_alike, measurements
@@ -25,6 +29,8 @@ _ROUTER: Any = import_module("saccade.model_repository.router.choose")
 _ROUTES: Any = import_module("saccade.model_repository.router.routes")
 _APART = 1e-5  # a change of a budget by this share shows in the six digits that are compared
 _ANY_BATCH = 8  # run_batch of a route; the choice ignores it
+_NUMBERED = re.compile("b[0-9]{4}")  # the name of a budget that is a number
+_NOISY = 1.25  # rounds of a quiet machine usually differ by less
 _SHARE = {"min_score": ", such as 0.9"}
 _OF_ROUTE = (
     "budget", "setting", "precision", "score_name", "score_unit", "score", "lower_bound",
@@ -73,6 +79,7 @@ class Choice:
     changes: tuple[dict[str, Any], ...]
     variants: tuple[dict[str, Any], ...]
     measured_on: str | None
+    caution: str = ""  # why not to trust the figures
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -89,9 +96,17 @@ class Choice:
         from rich.console import Group
         from rich.text import Text
 
-        # Show this column only if budgets save bytes of an embedding.
-        sized = any(variant["embedding_bytes"] is not None for variant in self.variants)
-        rows = [_row(variant, self, sized=sized) for variant in self.variants]
+        # Show these columns only if budgets save bytes of an embedding, or a sweep measured memory.
+        optional = {"embedding_bytes": "bytes", "memory_bytes": "MiB"}
+        empty = {
+            heading
+            for name, heading in optional.items()
+            if all(variant[name] is None for variant in self.variants)
+        }
+        rows = [
+            {heading: text for heading, text in _row(variant, self).items() if heading not in empty}
+            for variant in self.variants
+        ]
         return Group(Text("\n".join(_lines(self))), "", table_of("", rows).to_text())
 
 
@@ -111,7 +126,7 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
             value = named.budget
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # a refusal repeats it as it was given
-        value = _ROUTER.number(parameter, value, share=_ROUTER.scores_are_shares(routes))
+        value = _ROUTER.asked_number(routes, parameter, value)
     except _ROUTER.RequestRefused as error:
         reason = str(error).removeprefix(f"parameter {parameter} ")
         if reason == str(error):
@@ -131,11 +146,12 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
         parameter=parameter,
         value=value,
         chosen=best,
-        why=_why(routes, rule, value, best),
+        why=_why(routes, rule, value, best) + _as_good(routes, rule, value, best),
         runner_up=chosen(value, rest) if best and rest.variants else None,
         changes=tuple(_changes(routes, rule, value, chosen)),
         variants=tuple(_figures(route, entries.get(route.name)) for route in routes.variants),
         measured_on=measured_on(list(entries.values())) if entries else None,
+        caution=_caution(list(entries.values())) if entries else "",
     )
 
 
@@ -145,6 +161,18 @@ def measured_on(entries: Sequence[FrontierEntry]) -> str:
     by = f", custom ops by {' and '.join(ops)}" if ops else ""
     threads = threads_text(entry.threads for entry in entries)
     return f"{entries[0].device}, {entries[0].runtime}, {threads}{by}"
+
+
+def _caution(entries: Sequence[FrontierEntry]) -> str:
+    """Return why measurements of one machine should be repeated; empty without a reason."""
+    spread = max(max(rates) / min(rates) for one in entries if (rates := one.speed_rounds or (1,)))
+    reasons = []
+    if spread > _NOISY:
+        reasons.append(f"rounds of one variant differ by up to {spread:.1f} times")
+    here = this_machine(runtime_named(runtime_name(entries[0].runtime)).label())
+    if here.device == entries[0].device and here.runtime != entries[0].runtime:
+        reasons.append(f"{here.runtime} is installed now")
+    return f"Measure again before you trust the speeds: {' and '.join(reasons)}." if reasons else ""
 
 
 def measured_folder(folder: ArtefactFolder) -> ArtefactFolder:
@@ -211,6 +239,28 @@ def _why(routes: Any, rule: Any, value: float, best: str | None) -> str:
     return why
 
 
+def _as_good(routes: Any, rule: Any, value: float, best: str | None) -> str:
+    """Say which faster variant may score as well, if the best score decided."""
+    if best is None or rule.figure != "p95_ms":
+        return ""
+    own = routes.named(best)
+    as_good = [
+        route
+        for route in routes.answering
+        if rule.fits(route, value)
+        and route.quickness > own.quickness
+        and None not in (route.score, own.lower_bound)
+        and route.score >= own.lower_bound
+    ]
+    if not as_good:
+        return ""
+    faster = max(as_good, key=lambda route: route.quickness)
+    return (
+        f"; the score of {faster.name} is within its 95 % interval, with "
+        f"{times_digits(faster.quickness / own.quickness)} times as many answers per second"
+    )
+
+
 def _changes(
     routes: Any, rule: Any, value: float, chosen: Callable[[float], str | None]
 ) -> list[dict[str, Any]]:
@@ -263,27 +313,31 @@ def _lines(choice: Choice) -> list[str]:
         other = change["variant"] or "no variant"
         lines.append(f"With {option} {change['when']} {change['value']:g}: {other}.")
     if choice.measured_on is not None:
-        lines.append(f"Measured on {choice.measured_on}.")
+        lines.append(" ".join([f"Measured on {choice.measured_on}.", choice.caution]).rstrip())
     return lines
 
 
-def _row(variant: dict[str, Any], choice: Choice, *, sized: bool) -> dict[str, str]:
+def _row(variant: dict[str, Any], choice: Choice) -> dict[str, str]:
     mark = {choice.chosen: "chosen", choice.runner_up: "runner-up"}.get(variant["variant"], "")
     if not mark and variant["dominated_by"]:
         mark = f"dominated by {variant['dominated_by']}"
     memory, rate = variant["memory_bytes"], variant["inferences_per_second"]
-    size = {"bytes": _number(variant["embedding_bytes"], ",d")} if sized else {}
     return {
         "variant": variant["variant"],
-        "budget": f"{variant['budget']:g}",
+        "budget": budget_text(variant["setting"], variant["budget"]),
         "score": _number(variant["score"], ".4f"),
         "at least": _number(variant["lower_bound"], ".4f"),
         "per second": "-" if rate is None else rate_text(rate),
         "p95 ms": _number(variant["p95_ms"], ".2f"),
         "MiB": _number(memory and memory / 2**20, ".1f"),
-        **size,
+        "bytes": _number(variant["embedding_bytes"], ",d"),
         "": mark,
     }
+
+
+def budget_text(setting: str, budget: float) -> str:
+    """Return what `--budget` takes: a number, or a name and what it is worth."""
+    return f"{budget:g}" if _NUMBERED.fullmatch(setting) else f"{setting} ({budget:.2g})"
 
 
 def _number(value: float | None, form: str) -> str:

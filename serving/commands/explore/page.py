@@ -340,8 +340,9 @@ class Page:
             self._answer.clear()
             with self._answer:
                 ui.label("no answer").classes("opacity-70")
-            for card in (self._looked_card, self._budgets_card):
-                card.set_visibility(False)
+            # The last picture is not of this request.
+            for part in (self._preview, self._looked_card, self._budgets_card):
+                part.set_visibility(False)
             # The page already shows which server and model refused.
             text = str(error).rpartition(" refuses the request: ")[2]
             _alert(self._alerts, f"{name}: {text}" if name else text)

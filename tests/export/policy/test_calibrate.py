@@ -14,19 +14,20 @@ import onnx
 import pytest
 from PIL import Image
 from policy_files import measured
-from tiny_artefacts import FULL, HALF, LABELS, artefacts, manifest_of, onnx_model
+from tiny_artefacts import FULL, HALF, LABELS, PREPROCESSING, artefacts, manifest_of, onnx_model
 
 from saccade.core import files
 from saccade.core.errors import SaccadeError
 from saccade.core.files import json_bytes
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
-from saccade.exporter.evaluation import classification
+from saccade.exporter.evaluation import calibration_samples, classification
 from saccade.exporter.evaluation.calibrate import calibrate, rendered
 from saccade.exporter.policy.certify import MissingCertificate
 from saccade.exporter.policy.classes import OTHERS
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.policy.policy import check_certificates, read_policies
+from saccade.models.checkpoint import Checkpoint
 from saccade.models.data.datasets import load_data
 from saccade.serving.commands import cli
 
@@ -187,6 +188,41 @@ def test_a_sample_that_chose_cannot_certify(folder, images, tmp_path, words, fou
     assert cli.run(["calibrate", str(folder), "--data", str(images), *words]) == 2
     assert found in capsys.readouterr().err
     assert not list(folder.glob("*.policy.*"))
+
+
+@pytest.fixture
+def trained(exported: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+    """What saccade knows of a model that was trained on the training split of the data."""
+    data = load_data(labelled, "train", preprocessing=PREPROCESSING)
+    card = {"data": labelled.name, "data_sha256": {"train": data.sha256}}
+    known = {"image": data.images[:50], "labels": data.labels[:50]}
+    path = exported / "tiny.safetensors"
+    checkpoint = Checkpoint(path, "0" * 64, "nac", {}, {}, PREPROCESSING, LABELS, known, card)
+    monkeypatch.setattr(ArtefactFolder, "checkpoint_of", lambda *_: checkpoint)
+    return checkpoint
+
+
+@pytest.mark.parametrize("split", ["train", "all"])
+def test_the_training_split_certifies_nothing(folder, labelled, trained, split, monkeypatch):
+    monkeypatch.setattr(calibration_samples, "_each", None)  # nothing runs before
+    with pytest.raises(SaccadeError, match=f"--split {split} has the samples that trained tiny"):
+        calibrate(folder, options(labelled, split=split, risk=(0.3,)), progress=None)
+    assert not list(folder.glob("*.policy.*"))
+
+
+def test_training_samples_in_other_data_certify_nothing(folder, labelled, trained, tmp_path):
+    copies = tmp_path / "copies.npz"
+    images = np.load(labelled)["images"]
+    np.savez(copies, images=images[::-1])
+    with pytest.raises(SaccadeError, match=r"copies.npz: found 50 of 50 samples that trained tiny"):
+        calibrate(folder, options(copies), progress=None)
+    trained.card["calibrated_on"] = {}  # other images took the place of the training samples
+    assert calibrate(folder, options(copies), progress=None).exit_code == 0
+
+
+def test_test_samples_of_the_training_data_certify(folder, labelled, trained):
+    done = calibrate(folder, options(labelled, choose_split="val", risk=(0.3,)), progress=None)
+    assert done.content.split == "test" and done.content.choose_split == "validation"
 
 
 def test_each_class_is_certified_too(folder, labelled, capsys):

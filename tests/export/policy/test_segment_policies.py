@@ -24,6 +24,7 @@ from saccade.exporter.policy.policy import (
     read_answers,
     read_policies,
 )
+from saccade.models.checkpoint import Checkpoint
 from saccade.models.data.splits import SPLITS
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.serving.commands import cli
@@ -177,6 +178,18 @@ def test_generated_scenes_of_all_splits(folder, monkeypatch):
     every = calibrated_slots(folder, data="shapes", limit=150, split="all")
     assert every.content is not None
     assert (every.content.samples, every.content.data) == (150, "shapes")
+
+
+def test_training_images_do_not_certify(folder, monkeypatch):
+    model = ArtefactFolder(folder)
+    images = np.load(folder / "noise.npz")["images"]
+    card = {"data": "other", "data_sha256": {"train": "0" * 64}}
+    own = (model.path / "s.safetensors", "0" * 64, "slot-attention", {}, {})
+    preprocessing = model.manifests[0].preprocessing
+    trained = Checkpoint(*own, preprocessing, (), {"image": images[:20]}, card)
+    monkeypatch.setattr(ArtefactFolder, "checkpoint_of", lambda *_: trained)
+    with pytest.raises(SaccadeError, match=r"noise.npz: found 20 of 20 samples that trained s,"):
+        calibrated_slots(folder)
 
 
 def test_masks_that_are_not_numbers_are_refused(folder, monkeypatch):

@@ -264,6 +264,21 @@ def test_validation_is_scored_where_there_is_no_test(tmp_path: Path, digits: lis
         load_data(path, "test", preprocessing=DIGITS)
 
 
+def test_a_class_that_only_other_splits_have_is_refused(tmp_path: Path, capsys) -> None:
+    lines = ["filename,label,split", "a.png,cat,train", "a.png,dog,train", "a.png,dgo,val"]
+    (tmp_path / "x.csv").write_text("\n".join(lines))
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(
+        SaccadeError, match=r"class 'dgo' has samples, .* train split. Did you mean dog"
+    ):
+        load_data(str(tmp_path / "x.csv"), "train")
+    assert len(load_data(str(tmp_path / "x.csv"), "validation").labels) == 1
+    (tmp_path / "x.csv").write_text("\n".join(lines).replace("dgo", "dog"))
+    load_data(str(tmp_path / "x.csv"), "train")
+    said = capsys.readouterr().err
+    assert "x.csv: 2 classes (cat, dog); samples: 2 train, 1 validation, 0 test" in said
+
+
 def test_unreadable_rows_are_left_out_and_counted(
     tmp_path: Path, digits: list[Sample], capsys
 ) -> None:
@@ -283,7 +298,9 @@ def test_unreadable_rows_are_left_out_and_counted(
         SaccadeError, match=r"row 7: images/1/002.png.*--skip-bad 1 leaves out at mo"
     ):
         loaded(1)
-    with pytest.raises(SaccadeError, match=r"mine.csv: row 7: images/1/002.png: .*or remove it"):
+    with pytest.raises(
+        SaccadeError, match=r"row 7: images/1/002.png: .*it. Commands with --skip-bad"
+    ):
         loaded(0)
 
 

@@ -138,6 +138,16 @@ def test_training_continues_on_larger_images(
     assert child.build()(torch.zeros(1, 16, 16, 1)).shape == (1, 3)
 
 
+def test_the_usual_side_changes_a_larger_checkpoint(
+    options: TrainOptions, parent: Checkpoint
+) -> None:
+    """Who passes --side-px 32 wants 32, though it is what new models take."""
+    assert parent.preprocessing is not None and parent.preprocessing.height_px == 8
+    assert started("sot", options).start.preprocessing == parent.preprocessing
+    at_32 = started("sot", replace(options, side_px=32)).start
+    assert at_32 is not None and at_32.preprocessing.height_px == 32
+
+
 def test_a_model_of_one_size_does_not_change_it(tmp_path: Path) -> None:
     shipped = Path("shipped:slots-tetrominoes")
     options = TrainOptions(tmp_path / "s.safetensors", init=shipped, side_px=40)

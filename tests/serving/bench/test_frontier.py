@@ -13,10 +13,10 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import (
     FILE_NAME,
     FrontierEntry,
-    NarrowerMeasurement,
     mark_dominated,
     read_frontier,
 )
+from saccade.exporter.artefact.precedence import NarrowerMeasurement, chosen_place
 from saccade.models.scores.results import wilson
 
 POINT = point()
@@ -125,6 +125,39 @@ def test_a_smaller_measurement_replaces_no_larger_one_unasked(case, folder):
 
 def unasked(folder, entries):
     ArtefactFolder(folder).merge(entries, over_larger=False)
+
+
+def test_a_quick_measurement_with_another_version_replaces_no_larger_one_unasked(folder):
+    name = "nac-b1000-fp32"
+    served = {"grpc": {"concurrency_1": POINT}}
+    large = replace(measured(folder, name, correct=GOOD, **served), runtime="onnxruntime 1.9.0 CPU")
+    unasked(folder, [large])
+    quick = measured(folder, name, correct=answers(0, n=50))
+    words = "50 instead of 600 test samples of onnxruntime 1.9.0 CPU"
+    with pytest.raises(NarrowerMeasurement, match=words):
+        unasked(folder, [quick])
+    unasked(folder, [replace(quick, runtime="openvino 2026.2 CPU")])  # is not compared
+    full = measured(folder, name, correct=GOOD, **served)
+    unasked(folder, [full])  # both stay, and are told apart by their version
+    assert {large.runtime, full.runtime} < {
+        one.runtime for one in ArtefactFolder(folder).frontier.entries
+    }
+
+
+OLD, NEW = ("here", "onnxruntime 1.9.0 CPU"), ("here", "onnxruntime 1.30.2 CPU")
+OTHER, NOWHERE = ("there", "onnxruntime 1.30.2 CPU"), ("nowhere", "onnxruntime 1 CPU")
+
+
+@pytest.mark.parametrize(("places", "device", "here", "expected"), [
+    ([OLD, NEW], None, NOWHERE, NEW),  # as numbers, not as text
+    ([OLD, NEW], "here", OLD, OLD),
+    ([NEW, OTHER], None, NOWHERE, None),
+    ([NEW, OTHER], None, OTHER, OTHER),
+    ([OLD, NEW, OTHER], "here", OTHER, NEW),
+    ([NEW], "there", NEW, None),
+])  # fmt: skip
+def test_of_several_versions_the_installed_one_or_the_newest_counts(places, device, here, expected):
+    assert chosen_place(places, device, here) == expected
 
 
 def test_embeddings_compete_by_their_bytes_and_not_by_time():

@@ -19,6 +19,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.serving.bench.load import LoadResult, StreamResult
 from saccade.serving.bench.measurement import Figure, Measurement, by_cost
+from saccade.serving.bench.sweep import choice
 from saccade.serving.bench.sweep.choice import Choice, ChooseOptions, choose
 from saccade.serving.commands.cli import run
 from saccade.serving.repository.deploy import deploy
@@ -157,6 +158,54 @@ def test_the_command_says_why_and_none_is_exit_1(folder, capsys):
     assert answer["changes"] == [{"when": "at most", "value": 0.93, "variant": "nac-b1000-fp32"}]
 
 
+def rewritten(folder: Path, place: Path, change: Any) -> Path:
+    """A copy whose measurements were changed."""
+    shutil.copytree(folder, place)
+    content = json.loads((place / "frontier.json").read_bytes())
+    for one in content["entries"]:
+        change(one)
+    (place / "frontier.json").write_text(json.dumps(content))
+    return place
+
+
+def test_figures_that_are_not_to_be_trusted_are_marked(folder, tmp_path, monkeypatch):
+    assert not chosen(folder, min_score=0.9).caution
+
+    def wild(one: dict[str, Any]) -> None:
+        one["grpc"]["concurrency_1"]["inferences_per_second_rounds"] = [1.0, 3.0]
+
+    noisy = rewritten(folder, tmp_path / "noisy", wild)
+    words = "Measure again before you trust the speeds: rounds of one variant differ by up to 3.0"
+    assert chosen(noisy, min_score=0.9).caution.startswith(words)
+    here = SimpleNamespace(device="a CPU, 2 cores", runtime="onnxruntime 2.0.0 CPU")
+    monkeypatch.setattr(choice, "this_machine", lambda _: here)
+    assert "onnxruntime 2.0.0 CPU is installed now" in chosen(folder, min_score=0.9).caution
+
+
+def test_a_faster_variant_that_scores_as_well_is_named(folder):
+    assert chosen(folder, max_latency_ms=9).chosen == "nac-b1000-fp32"
+    words = (
+        "; the score of nac-b0250-fp32 is within its 95 % interval, with 3.6 times as many answers"
+    )
+    assert words in chosen(folder, max_latency_ms=9).why
+    assert "within" not in chosen(folder, max_latency_ms=4).why
+
+
+def test_columns_without_figures_are_left_out(folder, tmp_path, capsys):
+    def lean(one: dict[str, Any]) -> None:
+        one["memory_bytes"] = None
+
+    assert run(["choose", str(folder), "--budget", "1"]) == 0
+    assert "MiB" in capsys.readouterr().out
+    assert run(["choose", str(rewritten(folder, tmp_path / "lean", lean)), "--budget", "1"]) == 0
+    assert "MiB" not in capsys.readouterr().out
+
+
+def test_a_budget_is_shown_as_it_is_asked_for():
+    assert choice.budget_text("b0667", 2 / 3) == "0.666667"
+    assert choice.budget_text("fast", 2 / 3) == "fast (0.67)"
+
+
 WRONG = {
     "nothing asked": ([], "Pass exactly one of --budget, --min-score and --max-latency-ms."),
     "two asked": (["--budget", "1", "--min-score", "1"], "(found --budget and --min-score)."),
@@ -165,7 +214,7 @@ WRONG = {
         "--min-score is 95, expected a number from 0 to 1, such as 0.9",
     ),
     "no number": (["--max-latency-ms", "nan"], "found nan, expected a finite number"),
-    "an unknown budget": (["--budget", "half"], "or a budget's name"),
+    "an unknown budget": (["--budget", "half"], "or a budget's name (b1000, b0500, b0250, b0125)"),
     "another device": (["--min-score", "0.5", "--device", "a GPU"], "a CPU, 2 cores"),
 }
 

@@ -193,6 +193,15 @@ def test_one_bad_request_is_refused_by_index_and_the_next_one_answered(folder):
         assert len(answer.labels) == 3
 
 
+def test_a_corrupt_image_of_pillow_is_refused(tmp_path):
+    path = tmp_path / "cut.png"
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[:1000])
+    with Image.open(path) as image, pytest.raises(SaccadeError, match=r"cut.png: cannot be decod"):
+        encoded([image])
+
+
 def test_images_of_pillow_are_those_of_their_files(folder, tmp_path):
     files = picture_files(tmp_path)
     opened = [Image.open(file) for file in files]
