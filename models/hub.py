@@ -18,13 +18,12 @@ from typing import Any
 
 from saccade.core import limits
 from saccade.core.errors import SaccadeError, require
-from saccade.core.files import json_bytes, new_folder, refuse_existing
+from saccade.core.files import DOWNLOADED, json_bytes, new_folder, refuse_existing
 from saccade.core.options import Options
 from saccade.core.progress import Report, bar, progress_of, reporting
 from saccade.models.checkpoint import load
 from saccade.models.checkpoint_folder import CARD, CONFIG, WEIGHTS, is_checkpoint_folder
 
-RECORD = "saccade_download.json"  # where a folder came from
 _ENDINGS = (".safetensors", ".json", ".txt", ".md")
 _WEIGHTS_ENDING = ".safetensors"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
@@ -142,7 +141,7 @@ def download(repo: str, options: DownloadOptions, *, progress: Report | None = b
         files = tuple(_fetched(api, repo, commit, wanted, folder))
         result = HubResult(repo, commit, asked, files, others)
         record = {key: value for key, value in result.to_dict().items() if key != "folder"}
-        (folder / RECORD).write_bytes(json_bytes(record))
+        (folder / DOWNLOADED).write_bytes(json_bytes(record))
     return replace(result, folder=str(options.out))
 
 
@@ -153,7 +152,7 @@ def _chosen(repo: str, siblings: Any) -> tuple[list[Any], tuple[str, ...]]:
         for file in siblings
         if _NAME.fullmatch(file.rfilename)
         and file.rfilename.endswith(_ENDINGS)
-        and file.rfilename != RECORD
+        and file.rfilename != DOWNLOADED
     ]
     others = tuple(sorted(file.rfilename for file in siblings if file not in wanted))
     if not any(file.rfilename.endswith(_WEIGHTS_ENDING) for file in wanted):

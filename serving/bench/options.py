@@ -29,7 +29,7 @@ _Clients = Annotated[int, Range(1, 256)]
 class MeasureOptions(Options):
     """Options of a measurement: subject, duration, and where the report goes."""
 
-    out: Path  # folder for report.json, report.html and frontier.png
+    out: Path  # folder for report.json, report.html and frontier.png; with --url: report.json
     # digits, digits-sum, shapes, signs, tetrominoes, or your own data (see docs/data.md); default:
     # the training data of the model, or else the family's generated data
     data: str | None = None

@@ -62,7 +62,8 @@ def _file_bytes(image: Image) -> bytes:
         data = read_regular(Path(image), limits.IMAGE_BYTES)
     except OSError as error:
         raise SaccadeError(
-            f"{image}: cannot be read ({error.strerror or error}). Pass a PNG, JPEG or WebP file."
+            f"{image}: cannot be read ({error.strerror or error}). Pass a PNG, JPEG or WebP "
+            "file, or a folder of them."
         ) from error
     if not data:
         raise SaccadeError(f"{image}: found an empty file. Pass a PNG, JPEG or WebP file.")

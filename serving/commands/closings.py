@@ -41,8 +41,9 @@ def train(given: Mapping[str, Any], result: Any) -> Closing | None:
     if given.get("print_recipe"):
         return None
     out = given["options"].out
-    # A checkpoint may be a folder itself.
-    folder = out.with_suffix("") if out.suffix else out.with_name(f"{out.name}-export")
+    folder = out.with_suffix("")
+    if folder.exists():  # the checkpoint itself, or the folder from which it was converted
+        folder = out.with_name(f"{folder.name}-export")
     return Closing("checkpoint", out, f"saccade export {_q(out)} --out {_q(folder)}")
 
 

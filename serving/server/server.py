@@ -50,7 +50,7 @@ _HTTP = (
 )
 _MESSAGES = (
     "A message may be up to 2 GiB large, and the server needs several times that in memory. Limit "
-    "the message with the proxy in docker/proxy, or the server with `systemd-run --user --scope -p "
+    "the message with --proxy (256 MiB), or the server with `systemd-run --user --scope -p "
     "MemoryMax=4G saccade serve ...`."
 )
 

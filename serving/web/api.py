@@ -255,7 +255,11 @@ def _read(request: Request, headers: Headers, body: bytes, kind: type[Any]) -> t
     try:
         content = orjson.loads(body)
     except ValueError as error:
-        raise WebRefusal(f"The body is not JSON ({error!s:.100}).") from error
+        kind_of_body = headers.get("content-type", "no type")
+        raise WebRefusal(
+            f"The body ({kind_of_body:.60}) is not JSON ({error!s:.100}). With the bytes of an "
+            "image, send Content-Type: image/png, or its own type."
+        ) from error
     checked = read_body(kind, content)
     return checked, read_inputs(checked.input)
 

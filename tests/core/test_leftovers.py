@@ -13,7 +13,13 @@ import pytest
 
 from saccade.core import files, leftovers
 from saccade.core.errors import SaccadeError
-from saccade.core.files import new_folder, write_atomically, write_together
+from saccade.core.files import (
+    DOWNLOADED,
+    new_folder,
+    refuse_existing,
+    write_atomically,
+    write_together,
+)
 from saccade.core.leftovers import Partial, only_writer, remove_leftovers, temporary_folder
 
 _KILLED = """
@@ -190,3 +196,15 @@ def test_a_temporary_place_is_found_without_writing_into_it(tmp_path, monkeypatc
     monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
     with temporary_folder("test") as place:
         assert place.parent in (Path("/tmp"), Path("/var/tmp"), Path("/usr/tmp"))
+
+
+@pytest.mark.parametrize("name", [".git", "preprocessor_config.json", "open_clip_config.json"])
+def test_force_replaces_no_folder_of_somebody_else(tmp_path, name):
+    """A typed --out may name the folder from which a checkpoint was converted."""
+    place = tmp_path / "vit-base"
+    place.mkdir()
+    (place / name).touch()
+    with pytest.raises(SaccadeError, match=f"contains {name}.*--force does not replace"):
+        refuse_existing(place, force=True)
+    (place / DOWNLOADED).touch()
+    refuse_existing(place, force=True)  # it can be fetched again

@@ -19,8 +19,9 @@ pytest.importorskip("huggingface_hub", reason="huggingface-hub: pip install '.[h
 
 from saccade.core import limits
 from saccade.core.errors import SaccadeError
+from saccade.core.files import DOWNLOADED
 from saccade.models.checkpoint import Checkpoint, load
-from saccade.models.hub import RECORD, DownloadOptions, UploadOptions, download, upload
+from saccade.models.hub import DownloadOptions, UploadOptions, download, upload
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_secretsecretsecret"
@@ -165,7 +166,7 @@ def test_what_is_uploaded_comes_back(
     got = download("user/model", DownloadOptions(tmp_path / "got"), progress=None)
     assert got.left_out == ("onnx/model.onnx", "pytorch_model.bin")
     found = contents(tmp_path / "got")
-    record = json.loads(found.pop(RECORD))
+    record = json.loads(found.pop(DOWNLOADED))
     kept = {name: data for name, data in hub.files.items() if name not in got.left_out}
     assert found == kept
     assert (record["repo"], record["revision"], record["asked"]) == ("user/model", COMMIT, "main")
@@ -261,7 +262,7 @@ def test_no_header_becomes_a_path(hub: Hub, tmp_path: Path) -> None:
         options = DownloadOptions(tmp_path / "got", force=True)
         download("user/model", options, progress=None)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["got", "mine"]
-        assert set(contents(tmp_path / "got")) == {"model.safetensors", RECORD}
+        assert set(contents(tmp_path / "got")) == {"model.safetensors", DOWNLOADED}
 
 
 ODD_ANSWERS: dict[str, tuple[int, dict[str, str]]] = {

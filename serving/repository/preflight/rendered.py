@@ -268,7 +268,6 @@ def _plan(repository: Repository) -> RouterPlan:
         run_batch={
             variant.name: _run_batch(own[variant.main.variant.name]) for variant in variants
         },
-        routers=_routers(repository),
         max_images=largest,
         policies=policies_of(routes),
         adaptive=adaptive_of(routes),
@@ -276,12 +275,11 @@ def _plan(repository: Repository) -> RouterPlan:
     )
 
 
-def _routers(repository: Repository) -> int:
-    """Return the router's processes; 1 if a variant has fewer instances, which is a difference."""
-    count = _value_at(repository.router.fields, "instance_group.count")
+def free_of_router(repository: Repository) -> dict[str, Bounds]:
+    """Return the fields of the router's configuration whose values an operator may choose."""
     counts = [_value_at(model.fields, "instance_group.count") for model in repository.models]
-    fits = _whole(1, min([MOST_ROUTERS, *(each for each in counts if isinstance(each, int))])).fit
-    return count if fits(count) else 1
+    most = min([MOST_ROUTERS, *(count for count in counts if isinstance(count, int))])
+    return {"instance_group.count": _whole(1, most)}
 
 
 def _capped(declared: Any, expected: Preprocessing | None) -> Preprocessing | None:

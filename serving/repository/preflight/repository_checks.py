@@ -37,6 +37,7 @@ from saccade.serving.repository.preflight.rendered import (
     FREE_OF_ROUTES,
     differences,
     free_fields,
+    free_of_router,
     rendered_config,
     rendered_files,
     rendered_router,
@@ -186,7 +187,8 @@ def needed_bytes(model: RepositoryModel) -> int:
 
 def check_router_fields(repository: Repository, target: Target) -> Iterator[str]:
     """Check that the router's configuration is the one that saccade writes for these models."""
-    yield from differences(repository.router.fields, rendered_router(repository), {})
+    free = free_of_router(repository)
+    yield from differences(repository.router.fields, rendered_router(repository), free)
 
 
 def check_router_content(repository: Repository, target: Target) -> Iterator[str]:

@@ -258,10 +258,16 @@ def check_labels(labels: Sequence[str], where: str, what: str = "label") -> None
         )
 
 
+DOWNLOADED = "saccade_download.json"  # where a folder of a model hub came from
+# Of a clone, and of folders of a model hub, from which checkpoints are converted.
+_FOREIGN = (".git", "preprocessor_config.json", "open_clip_config.json", "pytorch_model.bin")
+
+
 def refuse_existing(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
     """Refuse an output path that exists, before any work is done.
 
-    Raises: SaccadeError if `path` exists and `force` is false, or if it contains an input.
+    Raises: SaccadeError if `path` exists and `force` is false, or if it contains an input or what
+        saccade does not write.
     """
     for name in inputs:
         if name.resolve().is_relative_to(path.resolve()):
@@ -270,6 +276,12 @@ def refuse_existing(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> 
             )
     if path.exists() and not force:
         raise _exists(path)
+    foreign = next((name for name in _FOREIGN if (path / name).exists()), None)
+    if foreign and not (path / DOWNLOADED).exists():
+        raise SaccadeError(
+            f"{path}: contains {foreign}, which saccade does not write: --force does not replace "
+            "this folder. Pass another path with --out."
+        )
 
 
 def _cannot_write(path: Path, error: OSError) -> SaccadeError:
