@@ -27,20 +27,23 @@ def filled(text: str, papers: Mapping[str, Paper]) -> str:
 
 
 def section(paper: Paper) -> str:
-    """Return the table of a paper, below a sentence on its claims and one on its runs."""
+    """Return the table of a paper, below its counts, its experiments and where they ran."""
     verdicts = Counter(map(paper.verdict, paper.claims))
     tested = len(paper.claims) - verdicts[NEEDS_DATA] - verdicts[NOT_RUN]
     said = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in VERDICTS if verdicts[verdict])
     rows = [_row(paper, claim) for claim in paper.claims]
     lines = [f"{len(paper.claims)} claims, {tested} of them tested here: {said}."]
-    return "\n\n".join([*lines, *_origin(paper), table(_HEAD, rows)])
+    experiments = "\n".join(
+        f"- **{name}**: {experiment.scale}" for name, experiment in paper.experiments.items()
+    )
+    return "\n\n".join([*lines, experiments, *_origin(paper), table(_HEAD, rows)])
 
 
 def _row(paper: Paper, claim: Claim) -> tuple[str, ...]:
     verdict, values = paper.verdict(claim), paper.values(claim)
     if not claim.experiment:
         return claim.text, claim.place, f"- ({claim.needs or claim.not_run})", "", "", verdict
-    tried = f"{paper.experiments[claim.experiment].scale}: {' minus '.join(_sides(claim))}"
+    tried = f"**{claim.experiment}**: {' minus '.join(_sides(claim))}"
     if verdict == NOT_RUN:
         done = f"{len(values)} of {paper.seeds(claim)}"
         return claim.text, claim.place, tried, "", done, verdict

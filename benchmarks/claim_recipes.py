@@ -183,13 +183,22 @@ def _paper(path: Path) -> Paper:
     experiments = {name: Experiment(**given) for name, given in recipe["experiments"].items()}
     claims = tuple(Claim(**given) for given in recipe["claims"])
     for claim in claims:
-        _check(path, claim, experiments)
-    out = result_path(path.stem)
-    runs = json.loads(out.read_text())["runs"] if out.exists() else {}
+        check(path, claim, experiments)
+    runs = parse_runs(result_path(path.stem))
     return Paper(path.stem, recipe["title"], experiments, claims, runs)
 
 
-def _check(path: Path, claim: Claim, experiments: Mapping[str, Experiment]) -> None:
+def parse_runs(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the runs of a result file, by experiment/arm/seed; none if it does not exist."""
+    runs: dict[str, dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else {}
+    return runs
+
+
+def check(path: Path, claim: Claim, experiments: Mapping[str, Experiment]) -> None:
+    """Check that a claim can be tested, or says why it was not.
+
+    Raises: ValueError if it names an unknown arm, or has no bound or no reason.
+    """
     where = f"{path}: the claim {claim.text!r}"
     if bool(claim.experiment) == bool(claim.needs or claim.not_run):
         raise ValueError(f"{where} needs an experiment, or a reason why there is none.")

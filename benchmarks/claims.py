@@ -7,7 +7,7 @@
 The recipes are data, one file per paper in benchmarks/claims: experiments with their arms, and
 claims about them. A run is one arm of an experiment with one seed. It is kept in
 results/claims_<paper>.json as soon as it is finished, with a hash of all that decides it: an
-interrupted command goes on where it stopped, and what a recipe changes runs again.
+interrupted command continues there, and what a recipe changes runs again.
 """
 
 import argparse
@@ -18,7 +18,6 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from claim_data import made_data
-from claim_measures import MEASURES
 from claim_page import PAGE, filled
 from claim_recipes import SEEDS, Experiment, Paper, papers, result_path
 from result_file import BUILD, commit_and_date, write_result
@@ -47,6 +46,8 @@ def checkpoint(experiment: Experiment, arm: str, seed: int) -> Path:
 
 def scores(experiment: Experiment, arm: str, seed: int) -> dict[str, float]:
     """Return the scores of a run, by entry and name."""
+    from claim_measures import MEASURES
+
     path, known = checkpoint(experiment, arm, seed), {}
     for entry, given in experiment.evaluate.items():
         options = {key: tuple(x) if isinstance(x, list) else x for key, x in given.items()}
@@ -94,7 +95,7 @@ def main() -> None:
         PAGE.write_text(filled(PAGE.read_text(), known))
         return
     for word in options.names or known:
-        name, experiment, arm = (word.split("/") + ["", ""])[:3]
+        name, experiment, arm = [*word.split("/"), "", ""][:3]
         for each in [experiment] if experiment else known[name].experiments:
             for missing in known[name].missing(each, arm):
                 run(known[name], each, *missing)
