@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from claim_data import made_data
 from claim_page import PAGE, filled
-from claim_recipes import SEEDS, Experiment, Paper, papers, result_path
+from claim_recipes import SEEDS, Experiment, Paper, papers, parse_runs, result_path
 from result_file import BUILD, commit_and_date, write_result
 
 from saccade.core.machine import this_machine
@@ -67,7 +67,7 @@ def run(paper: Paper, name: str, arm: str, seed: int) -> None:
     """Run an arm with a seed, and keep its result."""
     start, busy = time.monotonic(), time.process_time()
     experiment, machine = paper.experiments[name], this_machine()
-    paper.runs[f"{name}/{arm}/{seed}"] = {
+    result = {
         "settings": experiment.settings(arm),
         "scores": scores(experiment, arm, seed),
         "seconds": time.monotonic() - start,
@@ -76,10 +76,12 @@ def run(paper: Paper, name: str, arm: str, seed: int) -> None:
         "load_average": machine.load_average,
         **commit_and_date(),
     }
-    runs = {key: paper.runs[key] for key in sorted(paper.runs)}
-    result = {"seeds": SEEDS, "machine": machine.to_dict(), "runs": runs}
-    write_result(result_path(paper.name), result)
-    print(f"{paper.name}/{name}/{arm}/{seed}: {paper.runs[f'{name}/{arm}/{seed}']}", flush=True)
+    out, key = result_path(paper.name), f"{name}/{arm}/{seed}"
+    paper.runs.update(parse_runs(out))  # another process may have finished some
+    paper.runs[key] = result
+    runs = dict(sorted(paper.runs.items()))
+    write_result(out, {"seeds": SEEDS, "machine": machine.to_dict(), "runs": runs})
+    print(f"{paper.name}/{key}: {result['scores']}", flush=True)
 
 
 def main() -> None:
