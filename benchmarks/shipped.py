@@ -121,7 +121,7 @@ MODELS = {
         "Equivariant slot attention that splits scenes of three tetrominoes into slots.",
         {"data": "tetrominoes", "seed": 1},
         (EvaluateOptions(data="tetrominoes", task="ari"),),
-        seeds="slots",
+        seeds=("slot-attention", "whole", "t-sa", "anywhere: FG-ARI"),
         chosen="Seed 1 was chosen over seed 0 by validation; the validation score of seed 2 was "
         "not kept. It also has the best test score of the three, so expect the average from "
         "another run.",

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The card of a shipped checkpoint: its origin and its scores."""
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from result_file import RESULTS
+from claim_recipes import parse_runs, result_path
 
 from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.checkpoint import Checkpoint
@@ -23,7 +22,7 @@ class Shipped:
     what: str  # a sentence
     training: dict[str, Any] = field(default_factory=dict)  # fields of TrainOptions
     evaluations: tuple[EvaluateOptions, ...] = (EvaluateOptions(),)
-    seeds: str = ""  # a comparison of compare.py with several seeds of this recipe
+    seeds: tuple[str, ...] = ()  # paper, experiment, arm and score of claims.py with this recipe
     chosen: str = ""  # why this seed was chosen
     notes: str = ""  # below the figures
     first: dict[str, Any] | None = None  # the same for the checkpoint of --init
@@ -68,14 +67,18 @@ def remarks(model: Shipped, results: list[EvaluationResult]) -> list[str]:
         f"Captions: {result.protocol}, as in validation." for result in results if result.protocol
     ]
     if model.seeds:
-        compared = RESULTS.joinpath(f"compare_{model.seeds}.json")
-        runs = json.loads(compared.read_text())["runs"]
-        values = [run["scores"][0]["value"] for run in runs]
+        paper, experiment, arm, score = model.seeds
+        runs = parse_runs(result_path(paper))
+        values = [
+            run["scores"][score]
+            for key, run in runs.items()
+            if key.startswith(f"{experiment}/{arm}/")
+        ]
         seeds = ", ".join(f"{value:.3f}" for value in values)
         lines.append(
-            f"One seed says little about a recipe. The {runs[0]['scores'][0]['name']} of "
+            f"One seed says little about a recipe. The {score.partition(': ')[2]} of "
             f"{len(values)} seeds is {seeds}, {sum(values) / len(values):.3f} on average "
-            f"(`python benchmarks/compare.py {model.seeds}`). {model.chosen}"
+            f"(`python benchmarks/claims.py run {paper}/{experiment}`). {model.chosen}"
         )
     return [line for text in lines for line in (text, "")]
 

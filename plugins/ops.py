@@ -17,7 +17,7 @@ def gfusedmax(z: Any, edges: Any, lam: float = 0.01, **options: Any) -> Any:
 
     Shapes: z [... n] torch, edges [e 2] (pairs of different vertices) -> p [... n].
     Units: as tvmax.
-    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), section 2.
+    Source: Martins et al. 2021 (Sparse and Structured Visual Attention), section 2.
     """
     from saccade.plugins.tvmax import graph
 

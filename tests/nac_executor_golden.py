@@ -43,7 +43,8 @@ def drawn(values: list[Tensor]) -> Iterator[None]:
         return draw(*tensor.shape)
 
     patched = {"rand": draw, "randn": draw, "rand_like": like, "randn_like": like}
-    with mock.patch.multiple(torch, **patched):
+    exponential = mock.patch.object(Tensor, "exponential_", like)  # of a Gumbel softmax
+    with mock.patch.multiple(torch, **patched), exponential:
         yield
     assert not left, f"{len(left)} recorded draws were not asked for"
 
@@ -269,7 +270,10 @@ def run_pool(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
         **dict.fromkeys(("heads", "read_heads"), 1),  # of no layer here, but they have to fit
         classes=given["output_dim"],
         readout_modules=inputs["states"].shape[1],
+        confidence_noise=given["softmax_type"] == "gumbel",
     )
+    # The authors draw in evaluation too.
+    drawing = case | {"mode": "train" if config.confidence_noise else "eval"}
     layers = nn.ModuleDict({"pool": parts.ConfidencePool(config), "head": parts.last_layer(config)})
     reading = Reading(case["id"], leaves)
     reading.take(nac.pool_rows("", given.get("softmax_temperature", 1.0)))
@@ -278,7 +282,7 @@ def run_pool(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
     def call(layers: nn.ModuleDict) -> Tensors:
         return {"logits": layers["head"](layers["pool"](inputs["states"]))}
 
-    return called(case, layers, weights, call)
+    return called(drawing, layers, weights, call)
 
 
 def run_seeder(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:

@@ -30,7 +30,6 @@ from saccade.models.nac.kernel import (
 
 # Cases that no layer of ours computes, and why.
 NOT_OURS = {
-    "pool_gumbel": "confidences drawn in evaluation: the same picture gets two answers",
     "signature_distribution": "in one configuration, where it has no effect",
 }
 

@@ -11,7 +11,7 @@ from saccade.models.resnet_sizes import ResNetName
 from saccade.models.trunks import ResNetPort
 from saccade.models.word_tokens import END, SPECIAL, START, WordVocabulary
 
-SOURCE = "Martins et al. 2020, Sparse and Structured Visual Attention (section 3.1)"
+SOURCE = "Martins et al. 2021, Sparse and Structured Visual Attention (section 3.1)"
 Attention = Literal["softmax", "sparsemax", "tvmax"]
 Encoder = Literal["cnn", "features", ResNetName]
 
@@ -21,7 +21,7 @@ class CaptionerConfig(ImageFields, ConfigValues):
     """Configuration of a captioner; comments on fields mention what the paper leaves open.
 
     Raises: SaccadeError naming the first field that is out of range.
-    Source: Martins et al. 2020, section 3.1; the preset captioner-paper has its sizes.
+    Source: Martins et al. 2021, section 3.1; the preset captioner-paper has its sizes.
     """
 
     called = "Captioner"

@@ -41,7 +41,7 @@ class Captioner(CaptionerFunction, Family):
     c. Its two components exchange `features`: each cell's vector, followed by its parts of the
     affine maps of both attentions. These do not depend on the state: one computation per image.
 
-    Source: Martins et al. 2020, section 3.1; Bahdanau et al. 2015 for the scores.
+    Source: Martins et al. 2021, section 3.1; Bahdanau et al. 2015 for the scores.
     """
 
     config_class = CaptionerConfig

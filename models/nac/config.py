@@ -177,6 +177,7 @@ class NACConfig(ImageFields, ConfigValues):
     # first: no confidences; the first read-out module's state gives the answer
     # state, module: a read-out module's scalar is linear in its state, or a constant
     confidence: Confidence = "state"
+    confidence_noise: bool = False  # training adds Gumbel noise to these scalars
     epsilon: Positive = 0.25  # bandwidth of the kernel, in units of cosine distance
     tau: Positive = 0.5  # temperature of the Concrete sample, training only
     delta: NonNegative = 1e-6  # in eq. 3's denominator; cancels, so the bias ignores it
@@ -331,6 +332,8 @@ class NACConfig(ImageFields, ConfigValues):
         self._expect("conditional", not generated, "False with read_in_codes 'own' or state_noise")
         first = self.head == "linear" or self.confidence == "first"
         self._expect("head", first, "'linear' unless confidence is 'first'")
+        drawn = not self.confidence_noise or self.confidence != "first"
+        self._expect("confidence_noise", drawn, "False if confidence is 'first'")
         grid = self.input == "image" and self.tokenizer == "convnext"
         placed = self.positions != "concat" or grid
         self._expect("positions", placed, "'concat' only for images with tokenizer 'convnext'")

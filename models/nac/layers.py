@@ -2,6 +2,7 @@
 """The circuit executor's layers: read-in, propagator, read-out."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,14 +68,18 @@ class ConfidencePool(nn.Module):
 
     The scalar is linear in the state, or (confidence="module") a constant. With
     confidence="first" there is no scalar: the first read-out module's state is the answer.
+    With confidence_noise, training draws the weights: a Gumbel softmax of temperature 1.
 
     Shapes: states [b r d] -> [b d].
+    Source: eq. 1 of Jang et al. 2017 (Gumbel-Softmax), as in the authors' code, which also draws
+            in evaluation.
     """
 
     def __init__(self, config: NACConfig) -> None:
         super().__init__()
         self.of_state = config.confidence == "state"
         self.first = config.confidence == "first"
+        self.noise = config.confidence_noise
         if self.of_state:
             self.score = linear(config.dim, 1)
         elif not self.first:
@@ -87,7 +92,8 @@ class ConfidencePool(nn.Module):
             scores = self.score(states).squeeze(-1)
         else:
             scores = self.scores.expand(states.shape[:2])
-        weights = in_float32(torch.softmax)(scores, -1)
+        softmax: Any = F.gumbel_softmax if self.noise and self.training else torch.softmax
+        weights = in_float32(softmax)(scores, dim=-1)
         return (weights.unsqueeze(1) @ states).squeeze(1)
 
 

@@ -21,7 +21,7 @@ def adjusted_rand_index(
     Shapes: true, predicted [b ...] integers (in true, 0 is background), valid [b ...] bool, the
             pixels to count -> float64 [b].
     Raises: ShapeError if the shapes differ.
-    Source: Hubert and Arabie 1985; FG-ARI as in Biza et al. 2023, section 4.
+    Source: Hubert and Arabie 1985; FG-ARI as in Biza et al. 2022, section 3.
     """
     counts = np.ones(true.shape, dtype=bool) if valid is None else valid.astype(bool)
     if not true.shape == predicted.shape == counts.shape:

@@ -19,7 +19,7 @@ def zero_share(attention: np.ndarray, valid: np.ndarray | None = None) -> np.nda
     A sample without valid positions gives NaN.
     Shapes: attention [n ...], valid the same bool -> [n] float64.
     Raises: ShapeError if the shapes differ.
-    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), section 3, "Sparsity".
+    Source: Martins et al. 2021 (Sparse and Structured Visual Attention), section 3, "Sparsity".
     """
     count = np.ones(attention.shape, bool) if valid is None else np.asarray(valid, bool)
     if count.shape != attention.shape:
@@ -41,7 +41,7 @@ def jensen_shannon(attention: np.ndarray, valid: np.ndarray | None = None) -> fl
     Shapes: attention [steps ...], each step's weights >= 0 with sum 1; valid [steps] bool.
     Units:  nats.
     Raises: SaccadeError if a step's weights are not a distribution.
-    Source: Martins et al. 2020, section 3.1, "Repetition".
+    Source: Martins et al. 2021, section 3.1, "Repetition".
     """
     steps = attention.reshape(len(attention), -1).astype(np.float64)
     if valid is not None:
@@ -78,7 +78,7 @@ def repetition(words: Sequence[str], references: Sequence[Sequence[str]] = ()) -
     sum is divided by the length of the text.
     Source: Malaviya et al. 2018 (Sparse and Constrained Attention for Neural Machine
             Translation), the REP score with its weights 1 and 2, for pairs; called REP in
-            Martins et al. 2020, table 1.
+            Martins et al. 2021, table 1.
     """
     repeated = _pairs(words)
     allowed: Counter[tuple[str, str]] = Counter()

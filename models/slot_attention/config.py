@@ -31,7 +31,7 @@ class SlotConfig(ImageFields, ConfigValues):
     the field's comment gives the paper's value.
 
     Raises: SaccadeError naming the first field that is out of range.
-    Source: Biza et al. 2023, Invariant Slot Attention, Algorithm 1, tables 4 to 8.
+    Source: Biza et al. 2022, Spatial Symmetry in Slot Attention, Algorithm 1, tables 4 to 8.
     """
 
     called = "Slot attention"
@@ -64,6 +64,9 @@ class SlotConfig(ImageFields, ConfigValues):
     grid_mlp_dim: Natural = 128
     grid_norm: bool = True  # LayerNorm in f; none in the paper's table 4
     values_see_grid: bool = True  # f is applied to values too
+    # of sa: keys and values of equation 1, f(k(token) + g(grid)), instead of linear in tokens that
+    # contain the grid
+    keys_see_grid: bool = False
     scales_factor: Positive = 1.0  # divides the relative grid; 5 for the paper's ts-sa
     temperature: Positive = 1.0  # of the softmax over slots
     query_scale: QueryScale = "head"  # 1/sqrt(width of a head); slots: 1/sqrt(K) as in line 12
@@ -121,11 +124,15 @@ class SlotConfig(ImageFields, ConfigValues):
 
     def _check_sizes(self) -> None:
         self._check_pixels()
-        groups = self.equivariant and self.heads > 1
-        self._expect("heads", not groups, "1 unless attention is 'sa'")
+        groups = self.reads_grid and self.heads > 1
+        self._expect("heads", not groups, "1 unless attention is 'sa' without keys_see_grid")
+        fits = not (self.keys_see_grid and self.equivariant)
+        self._expect("keys_see_grid", fits, "false unless attention is 'sa'")
         self._expect("heads", self.qkv_dim % self.heads == 0, f"a divisor of {self.qkv_dim}")
-        fits = not self.equivariant or self.grid_mlp_dim >= 1
-        self._expect("grid_mlp_dim", fits, "at least 1 unless attention is 'sa'")
+        fits = not self.reads_grid or self.grid_mlp_dim >= 1
+        self._expect(
+            "grid_mlp_dim", fits, "at least 1 unless attention is 'sa' without keys_see_grid"
+        )
         fits = self.rounds >= 1 or self.equivariant
         self._expect("rounds", fits, "at least 1 if attention is 'sa'")
         fits = self.encoder != "resnet" or self.resnet_width % 32 == 0
@@ -145,6 +152,11 @@ class SlotConfig(ImageFields, ConfigValues):
     def equivariant(self) -> bool:
         """True if slots have positions."""
         return self.attention != "sa"
+
+    @property
+    def reads_grid(self) -> bool:
+        """True if keys and values are functions of tokens and grid, the tokens' last channels."""
+        return self.equivariant or self.keys_see_grid
 
     @property
     def scaled(self) -> bool:
@@ -197,7 +209,7 @@ _CLEVR = {
 }
 _BASELINE = {"attention": "sa", "grid_embedding": "project_add", "grid_embedding_mlp": 64}
 _SCALED = {"attention": "ts-sa", "scales_factor": 5.0}
-SOURCE = "Biza et al. 2023, Invariant Slot Attention"
+SOURCE = "Biza et al. 2022, Spatial Symmetry in Slot Attention"
 PRESETS: dict[str, SlotConfig] = {
     "slot-attention-tiny": SlotConfig.from_dict({**_TINY, **_SCALED}),
     "slot-attention-small": SlotConfig.from_dict({**_TETROMINOES, **_SMALL}),

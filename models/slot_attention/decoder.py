@@ -55,7 +55,7 @@ class MLPBackbone(nn.Module):
     """The same layers for every cell, each followed by a ReLU.
 
     Shapes: [.. d] -> [.. channels].
-    Source: Biza et al. 2023, table 8.
+    Source: Biza et al. 2022, table 8.
     """
 
     def __init__(self, config: SlotConfig) -> None:
@@ -73,7 +73,7 @@ class CNNBackbone(nn.Module):
     """Convolutions, some of them transposed, each followed by a ReLU.
 
     Shapes: [b k h w d] -> [b k H W channels].
-    Source: Biza et al. 2023, table 7.
+    Source: Biza et al. 2022, table 7.
     """
 
     def __init__(self, config: SlotConfig) -> None:
@@ -104,7 +104,7 @@ class Decoder(nn.Module):
 
     Shapes: a state of slots [b k d], with positions and scales if the configuration has them
             -> Painting.
-    Source: Biza et al. 2023, tables 7 and 8; Watters et al. 2019 for the broadcast.
+    Source: Biza et al. 2022, tables 7 and 8; Watters et al. 2019 for the broadcast.
     """
 
     float32_products = True  # a softmax over slots can turn rounded alphas into another mask

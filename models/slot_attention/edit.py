@@ -28,7 +28,7 @@ def edited_state(
             multiplies.
     Raises: SaccadeError if there is no such slot, if the model's slots have no position or
         scale to change, or if the result is out of range.
-    Source: Biza et al. 2023, figures 5 and 6.
+    Source: Biza et al. 2022, figures 5 and 6.
     """
     total = state["slots"].shape[1]
     if not 0 <= slot < total:

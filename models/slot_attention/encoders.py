@@ -43,7 +43,7 @@ class SimpleCNN(nn.Module):
     """Convolutions with ReLU between them, but not after the last.
 
     Shapes: [b c h w] -> [b channels h' w'].
-    Source: Biza et al. 2023, tables 5 and 6.
+    Source: Biza et al. 2022, tables 5 and 6.
     """
 
     def __init__(self, config: SlotConfig) -> None:
@@ -92,7 +92,7 @@ class SmallResNet(nn.Module):
     """A ResNet for small inputs: stride 1 and no pooling at the root, no ReLU after its norm.
 
     Shapes: [b c h w] -> [b channels h' w'], h' = ceil(h / 2 ** (stages - 1)).
-    Source: Biza et al. 2023, appendix G; He et al. 2016 for the blocks.
+    Source: Biza et al. 2022, appendix G; He et al. 2016 for the blocks.
     """
 
     def __init__(self, config: SlotConfig) -> None:

@@ -117,7 +117,7 @@ class FoldedGridReader(nn.Module):
     """A reader whose second layer of f runs once per query and per update, never per token.
 
     Shapes: as GridReader, but keys and values are hidden units [b k n h] with their scale.
-    Source: equal to the unfolded reader up to rounding; Biza et al. 2023, Algorithm 1.
+    Source: equal to the unfolded reader up to rounding; Biza et al. 2022, Algorithm 1.
     """
 
     def __init__(self, source: GridReader, *, live: bool = False) -> None:

@@ -59,8 +59,8 @@ class SlotModel(SlotFunction, Family):
     Images are [b h w c] with values 0 to 255 of any type. States are [b k s]: slot, then position
     (y, x) and scale if the attention has them. Any number of slots works.
 
-    Source: Biza et al. 2023, Invariant Slot Attention, as in the authors' code; the configuration
-            names the differences from Algorithm 1.
+    Source: Biza et al. 2022, Spatial Symmetry in Slot Attention, as in the authors' code;
+            the configuration names the differences from Algorithm 1.
     """
 
     config_class = SlotConfig

@@ -70,8 +70,9 @@ class PlainReader(nn.Module):
 class GridReader(nn.Module):
     """Keys and values as each slot sees them: f(k(token) + g(relative position)).
 
-    Shapes: tokens [b n c], relative [b k n 2] -> keys, values [b k n d].
-    Source: Biza et al. 2023, Algorithm 1, lines 6 to 9.
+    Shapes: tokens [b n c], relative [b k n 2] -> keys, values [b k n d]; k is 1 for slots without
+            positions, which all see the same grid.
+    Source: Biza et al. 2022, Algorithm 1, lines 6 to 9, and equation 1.
     """
 
     def __init__(self, config: SlotConfig, token_dim: int) -> None:
@@ -132,10 +133,10 @@ class Gate(nn.Module):
 class SlotAttention(nn.Module):
     """T rounds of attention; if slots have positions, one more that only moves them.
 
-    Shapes: inputs [b n c] (the last two channels are the grid if slots have positions),
+    Shapes: inputs [b n c] (the last two channels are the grid if the reader sees it apart),
             state [b k s] -> SlotState, and the attention of each round [b heads k n] after the
             softmax over slots.
-    Source: Biza et al. 2023, Algorithm 1; Locatello et al. 2020 for the baseline.
+    Source: Biza et al. 2022, Algorithm 1; Locatello et al. 2020 for the baseline.
     """
 
     float32_products = True  # slots compete in every round, which amplifies rounding
@@ -143,11 +144,11 @@ class SlotAttention(nn.Module):
     def __init__(self, config: SlotConfig, input_dim: int) -> None:
         super().__init__()
         self.config = config
-        token_dim = input_dim - 2 if config.equivariant else input_dim
+        token_dim = input_dim - 2 if config.reads_grid else input_dim
         self.norm_inputs = nn.LayerNorm(token_dim, eps=config.norm_epsilon)
         self.norm_slots = nn.LayerNorm(config.slot_dim, eps=config.norm_epsilon)
         self.queries = linear(config.slot_dim, config.qkv_dim, bias=False)
-        reader = GridReader if config.equivariant else PlainReader
+        reader = GridReader if config.reads_grid else PlainReader
         self.reader: Any = reader(config, token_dim)
         self.gate = Gate(self.reader.update_dim, config.slot_dim)
         self.mlp: nn.Module | None = None
@@ -162,8 +163,8 @@ class SlotAttention(nn.Module):
     def forward(self, inputs: Tensor, state: Tensor) -> tuple[SlotState, list[Tensor]]:
         config = self.config
         now = self._start(state)
-        grid = inputs[..., -2:] if config.equivariant else None
-        tokens = inputs[..., :-2] if config.equivariant else inputs
+        grid = inputs[..., -2:] if config.reads_grid else None
+        tokens = inputs[..., :-2] if config.reads_grid else inputs
         prepared = self.reader.prepare(self.norm_inputs(tokens))
         attention = []
         for turn in range(config.rounds + config.equivariant):
@@ -196,7 +197,8 @@ class SlotAttention(nn.Module):
         return SlotState(slots, positions, scales)
 
     def _relative(self, grid: Tensor, now: SlotState) -> Tensor:
-        assert now.positions is not None
+        if now.positions is None:
+            return grid[:, None]
         return relative_grid(grid[:, None], now, self.config.scales_factor)
 
     def _attend(self, keys: Tensor, slots: Tensor) -> Tensor:
@@ -207,6 +209,8 @@ class SlotAttention(nn.Module):
         return logits.softmax(-2)
 
     def _moved(self, now: SlotState, weights: Tensor, grid: Tensor) -> SlotState:
+        if now.positions is None:
+            return now
         positions = weights @ grid
         if now.scales is None:
             return SlotState(now.slots, positions)

@@ -207,7 +207,8 @@ class SlotTask(Task):
         if all(masks is None for _, _, masks in source.validation):
             self.card = {"task": "reconstruction"}  # the one that needs no masks
         kind = options.value("attention", source.fields["attention"])
-        parts = (recipe.config, source.fields, KINDS.get(kind, {}))
+        apart = options.value("keys_see_grid", False)  # then the grid is appended, as usual
+        parts = (recipe.config, source.fields, {} if apart else KINDS.get(kind, {}))
         config = chosen_config(SlotConfig, options, *parts, known=SOURCE_FIELDS)
         self.model = new_model(SlotModel, config)
         with torch.no_grad():

@@ -9,7 +9,7 @@ from saccade.models.config_values import ConfigValues, ImageFields
 from saccade.models.resnet_sizes import ResNetName
 from saccade.models.trunks import ResNetPort
 
-SOURCE = "Martins et al. 2020, Sparse and Structured Visual Attention"
+SOURCE = "Martins et al. 2021, Sparse and Structured Visual Attention"
 Image = Literal["grid", "boxes", "both"]
 Features = Literal["image", "given"]
 Encoder = Literal["cells", ResNetName]
@@ -30,7 +30,7 @@ class VQAConfig(ImageFields, ConfigValues):
     features of a grid whose height and width vary by sample, as features of boxes, or as both.
 
     Raises: SaccadeError naming the first field that is out of range.
-    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), section 3.2; the layers
+    Source: Martins et al. 2021 (Sparse and Structured Visual Attention), section 3.2; the layers
             are those of Yu et al. 2019 (Deep Modular Co-Attention Networks).
     """
 

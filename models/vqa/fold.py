@@ -188,7 +188,7 @@ class FoldedVQA(VQAFunction):
     head passes its gain and bias to the layers that read it. Layers with the same input become one
     product: queries, keys and values; the keys and values of all layers that look at the question.
 
-    Source: equal to the unfolded model up to rounding; Martins et al. 2020, section 3.2.
+    Source: equal to the unfolded model up to rounding; Martins et al. 2021, section 3.2.
     """
 
     position: Tensor

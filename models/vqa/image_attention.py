@@ -30,7 +30,7 @@ def tv_dykstra(
     Shapes: z [b h w], sizes [b 2] int64 (cells outside are returned unchanged), masked [b h w]
             bool -> [b h w].
     Units:  z, lam and stop are logits.
-    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 6; the splitting is
+    Source: Martins et al. 2021 (Sparse and Structured Visual Attention), eq. 6; the splitting is
             Dykstra's, its order and stopping rule are those of the authors' code.
     """
     inside = inside_grid(sizes, z.shape[-2], z.shape[-1])
@@ -307,7 +307,7 @@ def grid_attention(
     neighbors down by lam. A grid with only masked cells counts as one without masked cells.
 
     Shapes: scores [b n], masked rows at -1e9 -> weights [b n], map [b H W], excess [b].
-    Source: Martins et al. 2020, section 3.2.
+    Source: Martins et al. 2021, section 3.2.
     """
     if config.attention != "tvmax":
         weights = attention_weights(scores, config.attention)

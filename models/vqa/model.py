@@ -99,7 +99,7 @@ class VQA(VQAFunction, Family):
     (values 0 to 255), or features (grid: [b H W c]; flat: [b rows c], whose first h w rows are the
     grid, row by row) with sizes [b 2], or boxes [b m c] with box_count [b], or the last four.
 
-    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), section 3.2; Yu et al.
+    Source: Martins et al. 2021 (Sparse and Structured Visual Attention), section 3.2; Yu et al.
             2019 (Deep Modular Co-Attention Networks), the encoder-decoder form.
     """
 

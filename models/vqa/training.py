@@ -95,7 +95,7 @@ def answer_loss(logits: Tensor, answers: Tensor, kind: str) -> Tensor:
 
     Shapes: logits [b a]; answers [b] int64, the right answer of each, or [b a], how right each is
             from 0 to 1 -> scalar, the mean over the questions.
-    Source: the binary one as in the code of Martins et al. 2020 and in MCAN.
+    Source: the binary one as in the code of Martins et al. 2021 and in MCAN.
     """
     if kind == "softmax":
         return F.cross_entropy(logits, answers)

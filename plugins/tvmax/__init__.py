@@ -25,7 +25,7 @@ def _call(
         -> p [... h w]; with return_error also error [...].
     Units: z are logits, lam is in logits; tolerance and error are Euclidean distances of p.
     Raises: ShapeError, SaccadeError (lam < 0, sizes that do not fit, another type).
-    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 6, Propositions 1, 2.
+    Source: Martins et al. 2021 (Sparse and Structured Visual Attention), eq. 6, Propositions 1, 2.
     """
     values: dict[str, Any] = {"lam": lam, "tolerance": tolerance, "max_iterations": max_iterations}
     contract, arrays = (tvmax, [z]) if sizes is None else (masked_tvmax, [z, sizes])

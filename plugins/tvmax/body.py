@@ -315,7 +315,7 @@ def tvmax(opset: int = 20) -> onnx.FunctionProto:
     """Return the body of `saccade::TVMax`.
 
     Shapes: Z [... h w] -> P [... h w], error [...] (float32).
-    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 6, Proposition 1;
+    Source: Martins et al. 2021 (Sparse and Structured Visual Attention), eq. 6, Proposition 1;
         Beck and Teboulle 2009 (Fast Gradient-Based Algorithms for Constrained Total Variation).
     """
     return _body("TVMax", opset)

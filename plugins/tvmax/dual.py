@@ -128,7 +128,7 @@ def solve(
 
     Shapes: z [b n], inside [b n] (which vertices are part of the sample)
         -> p [b n] float64, error [b] float64, groups [b n] int32 (-1: not included).
-    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), Propositions 1 and 2;
+    Source: Martins et al. 2021 (Sparse and Structured Visual Attention), Propositions 1 and 2;
         Beck and Teboulle 2009 (fast gradient-based total variation), section 4.
     """
     z = z.double()

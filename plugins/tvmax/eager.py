@@ -149,7 +149,7 @@ def _group_rule(p: Tensor, groups: Tensor, gradient: Tensor) -> Tensor:
     """Apply sparsemax's rule, then average each group.
 
     Shapes: p, groups, gradient [... n] -> the same.
-    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), Algorithm 1.
+    Source: Martins et al. 2021 (Sparse and Structured Visual Attention), Algorithm 1.
     """
     part = groups >= 0
     at = groups.clamp(min=0).long()
@@ -238,7 +238,7 @@ def tvmax(
 
     Shapes: z [... h w] -> p [... h w], error [...] float32 (without a gradient).
     Raises: ShapeError, SaccadeError (an attribute out of its range, another type).
-    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 6.
+    Source: Martins et al. 2021 (Sparse and Structured Visual Attention), eq. 6.
     """
     values = dispatch.attributes(
         contract, lam=lam, tolerance=tolerance, max_iterations=max_iterations
@@ -258,7 +258,7 @@ def masked_tvmax(
 
     Shapes: z [... h w], sizes [... 2] (height, width) -> p [... h w], error [...] float32.
     Raises: ShapeError, SaccadeError (sizes that do not fit, an attribute, another type).
-    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 6.
+    Source: Martins et al. 2021 (Sparse and Structured Visual Attention), eq. 6.
     """
     values = dispatch.attributes(
         masked_contract, lam=lam, tolerance=tolerance, max_iterations=max_iterations

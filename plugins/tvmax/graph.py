@@ -110,7 +110,7 @@ def gfusedmax(
         bound on its Euclidean error [...].
     Units: z are logits, lam is in logits; tolerance and error are Euclidean distances of p.
     Raises: ShapeError, SaccadeError (a vertex out of range, a loop, a pair twice, an attribute).
-    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 7, Propositions 1, 2.
+    Source: Martins et al. 2021 (Sparse and Structured Visual Attention), eq. 7, Propositions 1, 2.
     """
     values = dispatch.attributes(
         contract, lam=lam, tolerance=tolerance, max_iterations=max_iterations

@@ -127,7 +127,7 @@ def fused(
     """Solve the fused signal approximator of a graph: value and group per vertex, duality gap.
 
     Shapes: supplies [n], edges [e 2] -> values [n], groups [n] (number of the first vertex).
-    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 4, Proposition 2.
+    Source: Martins et al. 2021 (Sparse and Structured Visual Attention), eq. 4, Proposition 2.
     """
     network = _Network(supplies, edges, lam)
     if lam == 0:
@@ -218,7 +218,7 @@ def whole_grids(z: np.ndarray, *, lam: float) -> tuple[np.ndarray, np.ndarray]:
     """Compute TVMax of each grid, and a bound on its Euclidean error.
 
     Shapes: z [... h w] -> p [... h w], error [...].
-    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), Proposition 1.
+    Source: Martins et al. 2021 (Sparse and Structured Visual Attention), Proposition 1.
     """
     sizes = np.broadcast_to(np.array(z.shape[-2:], np.int64), (*z.shape[:-2], 2))
     return masked_grids(z, sizes, lam=lam)

@@ -217,6 +217,7 @@ def circuit_fields(reading: Reading, form: NACForm, graph: str) -> dict[str, Any
         **_head_widths(reading, form, graph, weight),
         **_kernel_fields(reading, form, graph),
         **last_fields(reading, f"{graph}read_out."),
+        "confidence_noise": form.gumbel,
     }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The captioner against its paper, written again with NumPy: Martins et al. 2020, section 3.1.
+"""The captioner against its paper, written again with NumPy: Martins et al. 2021, section 3.1.
 
 No code of the authors' captioner is known to us, so no tensors of theirs are held against ours.
 What the paper prints is worked out here cell by cell, and its TVMAX by another method than the

@@ -84,7 +84,8 @@ def test_what_draws_in_evaluation_needs_a_word():
     with pytest.raises(SaccadeError, match=r"softmax_type gumbel.*--deterministic"):
         nac.convert(official(config=gumbel))
     plain = nac.convert(official(config=gumbel, deterministic=True))
-    assert "pooling's weights" in plain.notes[0]
+    assert "pooling's weights" in plain.notes[0] and plain.config.confidence_noise
+    assert not nac.convert(official()).config.confidence_noise
 
 
 def test_the_served_form_of_a_drawing_model_has_one_answer():

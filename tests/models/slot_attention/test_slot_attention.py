@@ -35,6 +35,7 @@ FORMS = {
     "sa": BASELINE,
     "sa, two heads, gaussian": replace(BASELINE, heads=2, initial_slots="gaussian"),
     "sa, CNN": replace(BASELINE, **CNN),
+    "sa, equation 1": replace(TINY, attention="sa", keys_see_grid=True),
     "t-sa": replace(TINY, attention="t-sa", scales_factor=1.0),
     "t-sa, plain values": replace(TINY, attention="t-sa", values_see_grid=False),
     "ts-sa": TINY,
@@ -281,3 +282,26 @@ def test_traced_components_take_any_batch_and_number_of_slots(role):
             for actual, expected in zip(traced(*one), served(*one), strict=True):
                 assert actual.shape == expected.shape
                 assert (actual - expected).abs().max() <= 1e-5
+
+
+def test_equation_1_by_hand():
+    """Keys and values f(k(token) + g(grid)) of one round, without our reader."""
+    attention = rounds_of(FORMS["sa, equation 1"], rounds=1)
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randn(2, 9, attention.norm_inputs.weight.shape[0], generator=generator).double()
+    grid, slots = torch.rand(9, 2, generator=generator).double(), torch.rand(2, 3, 16).double()
+    now, (seen,) = attention(torch.cat([tokens, grid.expand(2, -1, -1)], -1), slots)
+
+    reader, normed = attention.reader, attention.norm_inputs(tokens)
+    queries = attention.queries(attention.norm_slots(slots)) / 16**0.5
+
+    def f(linear):
+        x = linear(normed) + reader.grid(grid)
+        return reader.narrow(torch.relu(reader.widen(reader.norm(x))))
+
+    shares = torch.einsum("bkd,bnd->bkn", queries, f(reader.keys)).softmax(1)
+    weights = shares / (shares.sum(2, keepdim=True) + attention.config.epsilon)
+    updated = attention.gate(slots, torch.einsum("bkn,bnd->bkd", weights, f(reader.values)))
+    torch.testing.assert_close(seen[:, 0], shares)
+    torch.testing.assert_close(now.slots, updated + attention.mlp(updated))
+    assert now.positions is None

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The claims of the papers: verdicts follow from intervals, and the page from recipes and runs."""
+
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+from places import ROOT
+
+from saccade.models.data.shapes import scenes
+from saccade.models.entry import imported
+from saccade.models.families import entry_of
+from saccade.models.training.options import TrainOptions, check_fields
+
+with mock.patch.object(sys, "path", [str(ROOT / "benchmarks"), *sys.path]):
+    recipes, page, claims, measures, data = (
+        import_module(name)
+        for name in ("claim_recipes", "claim_page", "claims", "claim_measures", "claim_data")
+    )
+
+AROUND_TWO = (1.0, 2.0, 3.0, 2.0, 2.0)  # the interval is 2 +- 0.88
+
+
+def claim(**fields):
+    usual = {"text": "A beats B", "place": "table 1", "experiment": "pair", "first": "a"}
+    return recipes.Claim(**usual | {"score": "test: top-1"} | fields)
+
+
+def paper(runs=(), **fields):
+    experiment = recipes.Experiment(
+        "nac", "small", {"a": {"steps": 2}, "b": {}}, {"test": {"task": "top1"}}, {"data": "digits"}
+    )
+    found = recipes.Paper("p", "P", {"pair": experiment}, (claim(**fields),), {})
+    for arm, seed, score in runs:
+        scores = {"test: top-1": score, "half: top-1": score / 2}
+        origin = {"device": "a machine", "date": "2026-11-29", "commit": "0123456789"}
+        known = {"settings": experiment.settings(arm), "scores": scores} | origin
+        found.runs[f"pair/{arm}/{seed}"] = known
+    return found
+
+
+@pytest.mark.parametrize(
+    ("bound", "verdict"),
+    [
+        ({"above": 0.0}, "shown"),
+        ({"above": 1.5}, "not shown"),
+        ({"above": 3.0}, "opposite"),
+        ({"above": -0.5}, "shown"),
+        ({"below": 0.0}, "opposite"),
+        ({"below": 2.5}, "not shown"),
+        ({"below": 3.0}, "shown"),
+    ],
+)
+def test_the_interval_decides_the_verdict(bound, verdict):
+    assert claim(**bound).verdict(AROUND_TWO) == verdict
+
+
+def test_the_interval_is_students():
+    stats = pytest.importorskip("scipy.stats")
+    values = np.random.default_rng(0).normal(size=5)
+    expected = stats.t.interval(0.95, 4, values.mean(), stats.sem(values))
+    np.testing.assert_allclose(recipes.interval(values), expected, rtol=1e-3)
+
+
+def test_differences_are_paired_by_seed():
+    runs = [("a", seed, 0.1 * seed + 0.02) for seed in range(5)]
+    runs += [("b", seed, 0.1 * seed) for seed in reversed(range(5))]
+    tried = paper(runs, second="b", above=0.0)
+    np.testing.assert_allclose(tried.values(tried.claims[0]), [0.02] * 5)
+    assert tried.verdict(tried.claims[0]) == "shown"
+
+
+def test_a_change_is_a_score_minus_another_of_the_same_run():
+    tried = paper([("a", 0, 0.8), ("b", 0, 0.4)], second="b", minus="half: top-1", above=0.0)
+    np.testing.assert_allclose(tried.values(tried.claims[0]), [0.4 - 0.2])
+
+
+def test_a_claim_has_no_verdict_before_all_seeds_are_finished():
+    tried = paper([("a", seed, 0.9) for seed in range(4)], above=0.0)
+    assert tried.verdict(tried.claims[0]) == recipes.NOT_RUN
+    assert "| 4 of 5 | not run |" in page.section(tried)
+
+
+def test_what_a_recipe_changes_runs_again():
+    tried = paper([("a", seed, 0.9) for seed in range(5)], above=0.0)
+    assert list(tried.missing("pair")) == [("b", seed) for seed in range(5)]
+    assert list(tried.missing("pair", "a")) == []
+    tried.experiments["pair"].train["data"] = "digits-sum"
+    assert len(list(tried.missing("pair", "a"))) == 5
+
+
+def test_a_start_is_part_of_the_settings_and_not_scored():
+    arms = {"start": {"steps": 3}, "tuned": {"init": "start"}}
+    tried = recipes.Experiment("nac", "small", arms, {})
+    before = tried.settings("tuned")
+    assert tried.scored == ("tuned",)
+    arms["start"]["steps"] = 4
+    assert tried.settings("tuned") != before
+
+
+def test_an_interrupted_run_keeps_what_is_finished(tmp_path, monkeypatch):
+    tried = paper(above=0.0)
+    out = tmp_path / "claims_p.json"
+
+    def scores(experiment, arm, seed):
+        if seed == 2:
+            raise KeyboardInterrupt
+        return {"test: top-1": 0.5 + seed}
+
+    monkeypatch.setattr(claims, "scores", scores)
+    monkeypatch.setattr(claims, "result_path", lambda name: out)
+    with pytest.raises(KeyboardInterrupt):
+        for arm, seed in tried.missing("pair", "a"):
+            claims.run(tried, "pair", arm, seed)
+    kept = recipes.parse_runs(out)
+    assert sorted(kept) == ["pair/a/0", "pair/a/1"]
+    assert {"commit", "date", "device", "load_average", "settings"} <= set(kept["pair/a/0"])
+    assert list(tried.missing("pair", "a")) == [("a", 2), ("a", 3), ("a", 4)]
+
+
+def test_the_page_is_what_the_command_writes():
+    """Fails after a run or a change of a recipe: `python benchmarks/claims.py page` then."""
+    text = page.PAGE.read_text()
+    assert page.filled(text, recipes.papers()) == text
+
+
+@pytest.mark.parametrize("name", recipes.papers())
+def test_recipes_name_fields_and_scores(name):
+    tried = recipes.papers()[name]
+    for key, experiment in tried.experiments.items():
+        entry = entry_of(experiment.family)
+        config = type(next(iter(imported(entry.presets).values())))
+        for arm in experiment.arms:
+            options = TrainOptions(out=ROOT / "x", **experiment.training(arm))
+            check_fields(config, options.set, (*entry.settings, "positions", "side_px"))
+            known = tried.finished(key, arm, 0)
+            asked = {c.score for c in tried.claims if c.experiment == key and arm in c.arms}
+            assert known is None or asked <= set(known["scores"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "bound"),
+        ({"above": 0.0, "below": 1.0}, "bound"),
+        ({"above": 0.0, "second": "c"}, "unknown arm c"),
+        ({"above": 0.0, "needs": "ImageNet"}, "reason"),
+        ({"experiment": "", "first": ""}, "reason"),
+    ],
+)
+def test_a_claim_that_cannot_be_tested_is_refused(fields, said):
+    with pytest.raises(ValueError, match=said):
+        recipes.check(SimpleNamespace(), claim(**fields), paper(above=0.0).experiments)
+
+
+def test_words_belong_to_the_one_object_that_they_describe():
+    drawn = scenes("test", 60, side_px=48)
+    things = drawn.objects[0]
+    one = next(i for i, thing in enumerate(things) if sum(t == thing for t in things) == 1)
+    said = f"{things[one].size} {things[one].texture} {things[one].colour} {things[one].shape}"
+    found = list(measures.described(drawn, 0, f"a {said} and a {said}"))
+    assert found == [(one, slice(1, 5))]
+    assert list(measures.described(drawn, 0, "a object above a object")) == []
+    assert list(measures.described(drawn, 0, "a red")) == []
+
+
+def test_attention_on_an_object_counts_its_pixels():
+    rng = np.random.default_rng(0)
+    mask, maps = rng.random((12, 8)) < 0.4, rng.random((3, 4, 2))
+    pixels = maps.repeat(3, axis=1).repeat(4, axis=2)
+    expected = (pixels * mask).sum((1, 2)) / pixels.sum((1, 2))
+    np.testing.assert_allclose(measures.attention_on(mask, maps), expected)
+
+
+def test_made_digits_share_no_image_between_splits():
+    made = data._digits_of(6, 9)
+    assert set(np.unique(made["train_labels"])) == {0, 1, 2, 3}
+    train = {image.tobytes() for image in made["train_images"]}
+    assert not train & {image.tobytes() for image in made["test_images"]}
+    shifted = data._shifted_digits()
+    assert (shifted["images"][-599:] == 255 - np.asarray(data.digits("test")[0])).all()
