@@ -138,8 +138,9 @@ def _members(texts: Sequence[Path | str]) -> tuple[GroupMember, ...]:
         both = [each for each in other.folder.manifests if each.file.sha256 in known]
         if both:
             raise SaccadeError(
-                f"{other.folder}: its {both[0].variant.name} is also in {one.folder}. Pass each "
-                "variant once."
+                f"{other.folder}: the file of its {both[0].variant.name} is also in {one.folder}. "
+                "Pass each variant once. Several budgets of one checkpoint need no group: saccade "
+                "export CHECKPOINT --budget 1,0.5"
             )
         if one.word == other.word:
             raise SaccadeError(

@@ -366,9 +366,12 @@ def _check_samples(data: str, found: int, options: CalibrateOptions) -> None:
     if found < needed:
         other = "" if apart else ", let other data choose the chains (--choose-data)"
         limited = found == options.limit
+        part = "" if options.split == "all" else f"its {options.split} part "
+        if part and not limited:
+            other = f", --split all if the model was not trained on it{other}"
         raise SaccadeError(
-            f"{data}: {'--limit leaves' if limited else 'has'} {found:,} samples, expected at "
-            f"least {needed:,}: fewer cannot certify a risk of {smallest:g} at a confidence of "
+            f"{data}: {'--limit leaves' if limited else part + 'has'} {found:,} samples, expected "
+            f"at least {needed:,}: fewer cannot certify a risk of {smallest:g} at a confidence of "
             f"{options.confidence:g}, even if not one answer is lost. Pass "
             f"{'a larger --limit' if limited else 'more data'}{other}, or a larger --risk."
         )

@@ -133,10 +133,11 @@ class SoTConfig(TrunkShape, ConfigValues):
         if self.own_head == "fast":
             known["exact"] = ComputeBudget("exact", Budget(1), 3, 3, "head")
         if text not in known:
+            heads = " (the head with exact or fast svPN, or the class token alone)"
+            what = heads if len(known) > 1 else ""
             raise SaccadeError(
-                f"budget {text!r}: this model has {', '.join(known)} (the head with exact or fast "
-                "svPN, or the class token alone). Choose from these, such as --budget "
-                f"{','.join(known)}{or_smaller(self)}."
+                f"budget {text!r}: this model has {', '.join(known)}{what}. Choose from these, "
+                f"such as --budget {','.join(known)}{or_smaller(self)}."
             )
         return known[text]
 

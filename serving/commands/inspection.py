@@ -388,5 +388,5 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if name == "trained_on" and value == AUTHORS_DATA:
-        return f"{value} data"
+        return "not known here: it was converted"
     return "none" if value is None else str(value)

@@ -38,7 +38,7 @@ _ELSEWHERE = {
     "--epochs": "--steps",
     "--batch-size": "--batch",
     "--image-size": "--side-px",
-    "--port": "--grpc-port",
+    "--port": "--grpc-port",  # of a client: --url
     "--output": "--out",
     "--workers": "--processes",
 }
@@ -286,6 +286,8 @@ class _Words:
             )
         option = options[0].partition("=")[0]
         usual = _ELSEWHERE.get(option.replace("_", "-"))
+        if usual == "--grpc-port" and usual not in self._flags:
+            usual = "--url"
         close = did_you_mean(option.replace("_", "-"), self._flags)
         if usual in self._flags:
             close = f" Did you mean {usual}?"

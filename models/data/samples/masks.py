@@ -190,7 +190,7 @@ class MaskFolders(FolderFiles):
             )
         self.without_classes(len(self._files))
         self.split_of = given_splits(splits)
-        self.notes = left_out(path, strays, "that are neither images nor their masks")
+        self.notes = left_out(path, strays, "neither images nor their masks")
 
     def read_mask(self, row: int, wanted: ImageInput) -> np.ndarray:
         """Return the indices in the PNG beside the image."""

@@ -448,7 +448,7 @@ class ClassFolders(FolderFiles):
                 f"{path}: {self._files[splits.index(-1)]} is in no folder of a split, but others "
                 "are. Move it into train, val or test."
             )
-        self.notes = left_out(path, strays, "that are of another kind, or in no class folder")
+        self.notes = left_out(path, strays, "of another kind, or in no class folder")
 
 
 def _folders(path: Path) -> list[str]:

@@ -430,7 +430,7 @@ def test_wrong_input_is_refused(folder, images, words, found, capsys):
 
 def test_one_image_cannot_both_choose_and_certify(folder, tmp_path):
     one = drawn_images(tmp_path / "one.npz", 0, 1)
-    with pytest.raises(SaccadeError, match=r"one.npz: has 1 samples, expected at least 2"):
+    with pytest.raises(SaccadeError, match=r"its test part has 1 samples, expected at least 2"):
         calibrate(folder, options(one, risk=(0,)), progress=None)
 
 

@@ -186,7 +186,7 @@ def test_strays_are_reported(tmp_path: Path, digits: list[Sample], capsys) -> No
         load_data(path, "test", preprocessing=DIGITS)
     assert len(data.labels) == 12
     said = capsys.readouterr().err
-    assert said.count("left out 4 files that are of another kind, or in no class folder") == 1
+    assert said.count("left out 4 files of another kind, or in no class folder") == 1
     assert "notes.txt" in said and "test/1/Thumbs.db" in said and ".hidden" not in said
 
 
