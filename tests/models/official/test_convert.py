@@ -28,7 +28,7 @@ from saccade.models.official.convert import (
     convert,
 )
 from saccade.models.preprocessing import Preprocessing
-from saccade.serving.commands.command import Command
+from saccade.serving.commands.command import Command, CommonOptions
 from saccade.serving.commands.models import convert as convert_command
 
 CONFIG = NACConfig(modules=6, dim=16, heads=2, code_dim=8, signature_dim=4, ffn_dim=16, classes=3)
@@ -148,7 +148,7 @@ def test_a_report_of_what_does_not_fit_is_there_for_machines(
 ) -> None:
     options = ConvertOptions(tmp_path / "out.safetensors")
     outcome = Command(convert_command, "").callable()(
-        "fake", options, theirs.file(head__bias=None), json=True
+        "fake", options, theirs.file(head__bias=None), common=CommonOptions(json=True)
     )
     assert (getattr(outcome.result, "exit_code", 0), outcome.as_json) == (2, True)
     assert [row["ours"] for row in outcome.result.to_dict()["rows"]] == ["head.bias"]
