@@ -266,6 +266,9 @@ class VariantReload:
                 self._board.mark(name, DIED)
                 if model.came_up:
                     prober.forget(name)
+                    for stub in model.gone:  # an old one that lives would answer the probe
+                        self._process.abandon(stub)
+                    model.gone.clear()
             if model.limit and model.due_s is None and model.limit.is_over(self._load_timeout_s):
                 text = f"{name} was not reloaded in time."
                 report(logging.ERROR, "variant_not_loaded", text, variant=name)
@@ -286,9 +289,6 @@ class VariantReload:
             down_s = model.back_s - model.died_s
             text = f"{name} answers again after {down_s:.1f} s."
             report(logging.WARNING, "variant_back", text, variant=name, down_s=round(down_s, 3))
-            for stub in model.gone:
-                self._process.abandon(stub)
-            model.gone.clear()
         return back
 
     def _note(self, stub: Stub) -> None:
