@@ -27,11 +27,10 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from result_file import options_of, write_result
+from result_file import interval, options_of, write_result
 from served_models import QUIET, digits_folder, put_dummy
 
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.models.scores.results import t975
 from saccade.serving.bench.replay.options import ReplayOptions
 from saccade.serving.bench.replay.replay import replay
 from saccade.serving.repository.deploy import deploy
@@ -168,12 +167,12 @@ def measured(options: argparse.Namespace) -> dict[str, dict[str, list[dict[str, 
 
 def mean_of(runs: Sequence[dict[str, Any]], key: str) -> dict[str, float | None]:
     """Return a mean over rounds with its interval; runs whose sender fell behind do not count."""
-    values = np.array([one[key] for one in runs if not one["behind"]])
+    values = [one[key] for one in runs if not one["behind"]]
+    mean = float(np.mean(values)) if values else None
     if len(values) < 2:
-        return {"mean": float(values.mean()) if len(values) else None, "rounds": len(values)}
-    half = t975(len(values) - 1) * float(values.std(ddof=1)) / len(values) ** 0.5
-    mean = float(values.mean())
-    return {"mean": mean, "low": mean - half, "high": mean + half, "rounds": len(values)}
+        return {"mean": mean, "rounds": len(values)}
+    low, high = interval(values)
+    return {"mean": mean, "low": low, "high": high, "rounds": len(values)}
 
 
 def aims_of(summary: dict[str, Any], results: dict[str, Any], stretch: float) -> dict[str, Any]:

@@ -7,17 +7,13 @@ the same seed see the same batches, so differences are paired by seed; intervals
 
 import hashlib
 import json
-import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from result_file import RESULTS
-
-from saccade.models.scores.results import t975
+from result_file import RESULTS, interval
 
 RECIPES = Path(__file__).parent / "claims"
 SEEDS = 5  # of every arm unless its experiment names another number, decided before the first run
@@ -71,16 +67,6 @@ class Claim:
         if above or below:
             return "shown" if above == (self.below is None) else "opposite"
         return "not shown"
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % t interval of the mean of one value per seed, two at least.
-
-    Source: Student 1908.
-    """
-    mean = float(np.mean(values))
-    half = t975(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return mean - half, mean + half
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,9 @@ import numpy as np
 import torch
 from fold import traced
 from interleaved import in_turn
-from result_file import BUILD, commit_and_date, options_of, write_result
-from scipy import stats
+from result_file import BUILD, facts, interval, options_of, write_result
 from torch import Tensor, nn
 
-from saccade.core.machine import this_machine
 from saccade.exporter.runtimes.runners import onnx_session
 from saccade.models.checkpoint import load
 from saccade.models.data.datasets import load_data
@@ -150,10 +148,10 @@ def by_links(path: Path | str, data: str, seed: int) -> dict[str, dict[str, floa
     return rows
 
 
-def interval(differences: list[float]) -> dict[str, Any]:
+def compared(differences: list[float]) -> dict[str, Any]:
     """Return the mean of paired differences in points, its interval, and whether it excludes 0."""
-    mean = float(np.mean(differences))
-    half = float(stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences))
+    low, high = interval(differences)
+    mean, half = (low + high) / 2, (high - low) / 2
     return {"mean": mean, "half_width": half, "shown": abs(mean) > half, "seeds": differences}
 
 
@@ -170,7 +168,7 @@ def score(chosen: list[str]) -> dict[str, Any]:
                 "learned - lossy": (("learned", links), ("lossy", links)),
             }
             over[links] = {
-                name: interval([rows[str(s)][a[1]][a[0]] - rows[str(s)][b[1]][b[0]] for s in SEEDS])
+                name: compared([rows[str(s)][a[1]][a[0]] - rows[str(s)][b[1]][b[0]] for s in SEEDS])
                 for name, (a, b) in pairs.items()
             }
             result["intervals"] += len(pairs)
@@ -284,8 +282,7 @@ def main() -> None:
     }
     for part in options.part:
         made = parts[part]()
-        head = {**commit_and_date(), "machine": this_machine().to_dict()}
-        result = {"benchmark": "links"} | result | {part: head | made}
+        result = {"benchmark": "links"} | result | {part: facts() | made}
         write_result(options.out, result)
 
 

@@ -2,6 +2,7 @@
 """The result of a benchmark: its file, without meaningless digits, and its common options."""
 
 import argparse
+import math
 import statistics
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -9,8 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from saccade.core.files import json_bytes, write_atomically
 from saccade.core.machine import this_machine
+from saccade.models.scores.results import t975
 
 RESULTS = Path(__file__).parent / "results"
 BUILD = Path(__file__).parents[1] / "build" / "benchmarks"
@@ -66,6 +70,16 @@ def commit_and_date() -> dict[str, str]:
     words = ["git", "-C", str(RESULTS), "rev-parse", "HEAD"]
     commit = subprocess.run(words, capture_output=True, text=True).stdout
     return {"commit": commit.strip(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % t interval of the mean of one value per seed, two at least.
+
+    Source: Student 1908.
+    """
+    mean = float(np.mean(values))
+    half = t975(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return mean - half, mean + half
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -23,7 +23,6 @@ from result_file import RESULTS, write_result
 from shipped_card import Shipped, card
 
 from saccade.core.files import write_atomically
-from saccade.core.machine import this_machine
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.tasks import EvaluateOptions
@@ -172,7 +171,7 @@ def table(name: str, seconds: float) -> None:
     rows = json.loads(RESULT.read_text())["models"] if RESULT.exists() else {}
     for path in sorted(SHIPPED.glob("*.safetensors" if name == "all" else f"{name}.safetensors")):
         rows[path.stem] = row(path, seconds)
-        write_result(RESULT, {"machine": this_machine().to_dict(), "models": rows})
+        write_result(RESULT, {"models": rows})
         print(line(path.stem, rows[path.stem]), flush=True)
 
 

@@ -34,13 +34,13 @@ Fields = tyro.constructors.StructConstructorSpec
 _OF_ALL = ("--help", "--json", "--quiet", "--verbose")
 # What users of other programs type.
 _ELSEWHERE = {
-    "--lr": "--learning-rate",
-    "--epochs": "--steps",
-    "--batch-size": "--batch",
-    "--image-size": "--side-px",
-    "--port": "--grpc-port",  # of a client: --url
-    "--output": "--out",
-    "--workers": "--processes",
+    "--lr": ("--learning-rate",),
+    "--epochs": ("--steps",),
+    "--batch-size": ("--batch",),
+    "--image-size": ("--side-px",),
+    "--port": ("--grpc-port", "--url"),
+    "--output": ("--out",),
+    "--workers": ("--processes",),
 }
 
 
@@ -285,12 +285,10 @@ class _Words:
                 f"{advice} See: {self._called} --help"
             )
         option = options[0].partition("=")[0]
-        usual = _ELSEWHERE.get(option.replace("_", "-"))
-        if usual == "--grpc-port" and usual not in self._flags:
-            usual = "--url"
-        close = did_you_mean(option.replace("_", "-"), self._flags)
-        if usual in self._flags:
-            close = f" Did you mean {usual}?"
+        typed = option.replace("_", "-")
+        close = did_you_mean(typed, self._flags)
+        if usual := [flag for flag in _ELSEWHERE.get(typed, ()) if flag in self._flags]:
+            close = f" Did you mean {usual[0]}?"
         return (
             f"{self._called} has no option {option:.60}.{close} "
             f"List its options with: {self._called} --help"
