@@ -58,7 +58,7 @@ def test_a_side_says_what_is_kept() -> None:
         (SOT["vit-b16"], "r150", r"224 x 224 px.*patches must fill.*r144, r160\.$"),
         (SOT["vit-b16"], "r256", r"nearest: r224\.$"),
         (SOT["vit-b16"], "r8", r"nearest: r16\.$"),
-        (SOT["vit-b16"], "r160r128", "this model has exact .*--budget r224,r160"),
+        (SOT["vit-b16"], "r160r128", r"this model has exact\. .*--budget r224,r160\.$"),
         (SOT["resnet-50"], "r150", r"r128, r160\.$"),
         (SOT["swin-tiny"], "r160", r"windows must tile.*nearest: r224\.$"),
         (SWIN, "r48", r"windows must tile.*r32, r64\.$"),  # a stage of 6 tokens

@@ -40,10 +40,11 @@ def get(url: str, headers: dict[str, str] | None = None, method: str = "GET") ->
         connection.close()
 
 
-def test_ready_url_names_every_variant(server):
-    status, body = get(server.ready_url)
-    assert status == 200
-    answer = json.loads(body)
+def test_ready_url_names_every_variant(server, eventually):
+    # Tests of other files share this server; a starved machine may make one probe late.
+    answers = []
+    eventually(lambda: answers.append(get(server.ready_url)) or answers[-1][0] == 200, 5)
+    answer = json.loads(answers[-1][1])
     assert answer["ready"] is True
     assert answer["variants"] == dict.fromkeys(server.variants, True)
     assert len(server.variants) == 4
