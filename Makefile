@@ -35,11 +35,12 @@ test-journeys: $(STAMP) ## run whole journeys of users, which `make test` leaves
 test-fast: $(STAMP) ## run the tests of `make test` that do not serve, train, export or compile
 	$(PYTEST) -q -m "not slow and not journey" $(PYTEST_ARGS)
 
-check: $(STAMP) ## run ruff, ruff format, mypy on the built wheel, print the measures of size, and look up advisories
+check: $(STAMP) ## run ruff, ruff format, mypy on the built wheel, print the measures of size and old figures, and look up advisories
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python prose/check.py
 	$(BIN)/python tests/measures.py
+	$(BIN)/python benchmarks/fresh.py
 	rm -rf build/typecheck build/lib build/bdist.*
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w build/typecheck .
 	$(BIN)/python -m zipfile -e build/typecheck/saccade_serving-*.whl build/typecheck/site
