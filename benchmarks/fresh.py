@@ -26,6 +26,14 @@ def git(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def has_history() -> bool:
+    """Return False in a source archive, and in a shallow clone."""
+    try:
+        return git("rev-parse", "--is-shallow-repository").strip() == "false"
+    except (OSError, subprocess.CalledProcessError):
+        return False
+
+
 def newer(name: str, code: Iterable[str]) -> tuple[str, float]:
     """Return the date of a results file, and the share of the measured lines that are newer."""
     commit, date = git("log", "-1", "--format=%H %cs", "--", f"benchmarks/results/{name}").split()
@@ -51,8 +59,8 @@ def added_since(commit: str) -> dict[str, int]:
 
 def main() -> int:
     """List all files; return 1 if one of README's is too old."""
-    if git("rev-parse", "--is-shallow-repository").strip() == "true":
-        print("The age of figures is not known: this clone has no history.")
+    if not has_history():
+        print("The age of figures is not known: this is no clone with its history.")
         return 0
     old = False
     files = tomllib.loads((ROOT / "benchmarks" / "measured.toml").read_text())["files"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The list of what each results file measured, and how its age is computed."""
 
+import shutil
 import subprocess
 import tomllib
 
@@ -49,3 +50,9 @@ def test_a_figure_of_the_readme_is_too_old_once_most_of_its_code_is_newer(
     said = capsys.readouterr().out
     assert f"{10 * new}% of its code is newer  README" in said
     assert ("measure again: python a.py" in said) == bool(code)
+
+
+def test_without_history_no_age_is_known(clone, tmp_path, capsys):
+    shutil.rmtree(tmp_path / ".git")
+    assert clone.main() == 0
+    assert "is not known" in capsys.readouterr().out
