@@ -60,18 +60,19 @@ def added_since(commit: str) -> dict[str, int]:
 def main() -> int:
     """List all files; return 1 if one of README's is too old."""
     if not has_history():
-        print("The age of figures is not known: this is no clone with its history.")
+        print("The age of figures is not known: this clone lacks its history.")
         return 0
     old = False
     files = tomllib.loads((ROOT / "benchmarks" / "measured.toml").read_text())["files"]
+    width = max(map(len, files))
     for name, file in files.items():
         date, share = newer(name, file["code"])
         stale = share > MOST
         old |= stale and file.get("readme", False)
         where = "README" if file.get("readme") else ""
-        print(f"{name:22} {date} {share:4.0%} of its code is newer  {where}")
+        print(f"{name:{width}} {date} {share:4.0%} of its code is newer  {where}")
         if stale:
-            print(f"{'':22} measure again: {file['again']}")
+            print(f"{'':{width}} measure again: {file['again']}")
     return int(old)
 
 

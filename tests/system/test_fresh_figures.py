@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The list of what each results file measured, and how its age is computed."""
 
+import re
 import shutil
 import subprocess
 import tomllib
+from fnmatch import fnmatch
 
 import pytest
 from places import ROOT, module_at
@@ -13,9 +15,20 @@ FILES = tomllib.loads((ROOT / "benchmarks" / "measured.toml").read_text())["file
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_was_measured_is_there(name):
-    program = FILES[name]["again"].split()[1]
-    paths = [f"benchmarks/results/{name}", program, *FILES[name]["code"]]
+    tool, program = FILES[name]["again"].split()[:2]
+    paths = [f"benchmarks/results/{name}", *FILES[name]["code"]]
+    if tool == "make":
+        assert f"\n{program}:" in (ROOT / "Makefile").read_text()
+    else:
+        paths.append(program)
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_result_is_listed_or_of_a_finished_experiment():
+    _, finished = (ROOT / "benchmarks" / "README.md").read_text().split("## Finished experiments")
+    known = [*FILES, *re.findall(r"`results/([^`]+)`", finished)]
+    names = [path.name for path in (ROOT / "benchmarks" / "results").glob("*.json")]
+    assert [name for name in names if not any(fnmatch(name, one) for one in known)] == []
 
 
 @pytest.fixture
