@@ -247,10 +247,14 @@ class Adaptive:
         """Return the seconds until a request that arrives now is taken, if this one answers all."""
         left_s = self._left_s()
         work, _ = self._backlog.ahead_of(ticket)
-        full = ticket._replace(rows=self._rows, work=float(self._rows), megapixels=0.0)
-        groups = math.ceil(work / self._rows)
-        wait_s = groups * self.forecast.alone_s(candidate, full) / self._slots if groups else 0.0
-        return wait_s + (min(left_s) if len(left_s) >= self._slots else 0.0)
+        full, rest = divmod(work, self._rows)
+        wait_s = full * self._group_s(candidate, ticket, self._rows) if full else 0.0
+        wait_s += self._group_s(candidate, ticket, rest) if rest else 0.0
+        return wait_s / self._slots + (min(left_s) if len(left_s) >= self._slots else 0.0)
+
+    def _group_s(self, candidate: Candidate, ticket: Ticket, work: float) -> float:
+        group = ticket._replace(rows=max(1, round(work)), work=work, megapixels=0.0)
+        return self.forecast.alone_s(candidate, group)
 
     def _lane_s(self, candidate: Candidate, ticket: Ticket) -> float:
         return self.forecast.answer_s(candidate, ticket) - self.forecast.alone_s(candidate, ticket)

@@ -334,6 +334,17 @@ def test_what_nothing_can_answer_in_time_is_refused_with_a_hint(clock):
     assert simulation.ask()
 
 
+def test_few_that_wait_take_less_than_a_full_group(clock):
+    routes = routes_of(policies=False)
+    small = routes.variants[-1]._replace(run_batch=1024)  # all of them together would be late
+    simulation = Simulation(clock, routes._replace(variants=(*routes.variants[:-1], small)))
+    simulation.measure()
+    for _ in range(4):  # none is refused
+        simulation.ask()
+        simulation.start()
+    assert simulation.adaptive._backlog.requests == 3
+
+
 def test_time_in_the_servers_queue_counts(clock):
     simulation = Simulation(clock, routes_of(policies=False))
     simulation.measure()
