@@ -35,6 +35,7 @@ from saccade.models.data.calibration import check_calibrated, own_images, recali
 from saccade.models.data.options import loaded_once
 from saccade.models.families import config_class
 from saccade.models.interface import Family
+from saccade.models.official.hub_folder import foreign_text
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo.select import selected_checkpoint
 
@@ -87,6 +88,8 @@ def export(
     source = checkpoint.path if isinstance(checkpoint, Checkpoint) else checkpoint_file(checkpoint)
     if not isinstance(checkpoint, Checkpoint):
         refuse_foreign(source)  # first: a valid --name would not help such a file
+        if source.is_dir() and (found := foreign_text(source, "a checkpoint")):
+            raise SaccadeError(f"{source}: {found}")
     name = check_model_name(options.name) if options.name else default_model_name(source)
     check = partial(_check_request, source, options)
     if isinstance(checkpoint, Checkpoint):

@@ -332,7 +332,10 @@ HOSTILE |= routes(
 )
 # Only hashes, or the files that they belong to.
 HASHES = {
-    "changed": (write(f"{FULL}/labels.txt", b"a\nb\nc\n"), "labels.txt has the SHA-256"),
+    "changed": (
+        write(f"{FULL}/labels.txt", b"a\nb\nc\n"),
+        "labels.txt: was changed after it was written",
+    ),
     "missing": (remove(f"{FULL}/1/model.onnx"), "model.onnx is missing"),
     "added": (write(f"{MODEL}/1/sitecustomize.py", b"x"), "was not written by saccade"),
     "a link out": (link_out, "is a link to"),

@@ -80,7 +80,7 @@ class ArtefactFolder:
             )
         if not self.path.is_dir():
             what = "is a file, expected an artefact folder" if self.path.exists() else _NO_FOLDER
-            raise SaccadeError(f"{self}: {what}. {make}")
+            raise SaccadeError(f"{self}: {_described(self.path) or f'{what}. {make}'}")
         manifests = []
         for path in sorted(self.path.glob("*" + SUFFIX)):
             manifests.append(read_manifest(path))
@@ -296,7 +296,9 @@ def _described(path: Path) -> str:
         return f"is a sweep, expected an artefact folder. Pass {path / 'artefacts'}"
     if (path / "report.json").is_file():
         return "is a report, expected the artefact folder that was measured"
-    return ""
+    from saccade.models.official.hub_folder import foreign_text
+
+    return foreign_text(path, "an artefact folder")
 
 
 def _order(manifest: Manifest) -> tuple[float, str, str, int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.decisions import Decider, Run
@@ -205,9 +206,9 @@ def of_model(model: EvaluatedModel, data: LabeledInputs) -> LabeledInputs:
         raise SaccadeError(
             f"{data.name}: found {len(names)} classes ({_first_names(names)}), expected the "
             f"{len(model.labels)} labels of {model.name} ({_first_names(model.labels)}); "
-            f"{foreign[0]!r:.80} is none of them. Pass other data with --data, name its classes "
-            "(for images, their folders) as the labels, or pass the labels of its classes, in "
-            "their order, with --labels FILE."
+            f"{foreign[0]!r:.80} is none of them.{did_you_mean(foreign[0], model.labels)} Pass "
+            "other data with --data, name its classes (for images, their folders) as the labels, "
+            "or pass the labels of its classes, in their order, with --labels FILE."
         )
     mapped = np.array([index_of.get(name, -1) for name in names], dtype=np.int64)
     return replace(data, labels=mapped[data.labels], class_names=model.labels)

@@ -257,8 +257,15 @@ def rows_of_split(source: SampleSource, split: str) -> tuple[str, np.ndarray]:
         note_once(text)
     if split == "train":
         _check_classes(source)
+    by_default = split == HELD_OUT
     split = {HELD_OUT: held_out(source.split_of), "val": "validation"}.get(split, split)
-    return split, chosen_rows(source.path, split, source.labels, source.split_of)
+    rows = chosen_rows(source.path, split, source.labels, source.split_of)
+    if by_default and len(rows) < (total := len(source.labels)):
+        note_once(
+            f"{source.path}: takes its {split} part, {len(rows):,} of {total:,} samples. "
+            "--split all takes the others, too, if the model was not trained on them."
+        )
+    return split, rows
 
 
 def _check_classes(source: SampleSource) -> None:

@@ -87,7 +87,7 @@ def chosen_rows(
         filled = [name for name, part in parts.items() if len(part)]
         raise SaccadeError(
             f"{path}: its {split} split is empty ({sizes}). Add samples to it, or choose another "
-            f"split ({', '.join(filled)}) where the command has --split."
+            f"split ({', '.join(filled)}, or all) where the command has --split."
         )
     return rows
 

@@ -2,11 +2,15 @@
 """The source of a file or of a folder of a model hub, and the files in that folder."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from saccade.core.errors import SaccadeError
+from saccade.models.checkpoint_folder import is_checkpoint_folder
+from saccade.models.data.samples.source import is_image, visible
 from saccade.models.official.json_files import object_from
 from saccade.models.official.tensor_files import SHARDS, read_tensors
 
@@ -19,6 +23,7 @@ class Hub(NamedTuple):
     weights: tuple[str, ...]  # names of the weights; the first that exists is read
 
 
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".msgpack")
 _MODEL = ("model.safetensors", "pytorch_model.bin")
 HUBS = {
     "timm": Hub("config.json", "architecture", _MODEL),
@@ -55,6 +60,43 @@ def hub_of(folder: Path) -> str | None:
     return None
 
 
+def foreign(path: Path) -> tuple[str, tuple[str, ...]]:
+    """Return what a place is that saccade did not write, and the commands for it.
+
+    Empty if it is unknown.
+    """
+    place = shlex.quote(str(path))
+    with suppress(SaccadeError, OSError):
+        if path.is_file() and path.suffix in _WEIGHTS:
+            return "a file of weights", (f"saccade inspect {place}",)
+        if is_checkpoint_folder(path):
+            return "a checkpoint of saccade", (f"saccade export {place} --out FOLDER",)
+        if path.is_dir() and (hub := hub_of(path)):
+            out = shlex.quote(f"build/{path.resolve().name}.safetensors")
+            return f"a folder of {hub}", (f"saccade convert {place} --out {out}",)
+        if path.is_dir() and _has_images(path, 0):
+            return "a folder of images", (f"saccade bulk ARTEFACTS --input {place} --out ANSWERS",)
+        if path.is_dir() and _has_images(path):
+            train = f"saccade train nac --data {place} --out my.safetensors"
+            evaluate = f"saccade evaluate MODEL --data {place}"
+            return "a folder of images in classes", (train, evaluate)
+    return "", ()
+
+
+def _has_images(folder: Path, depth: int = 2) -> bool:
+    # `depth` is how many folders below may have them.
+    there = visible(folder)
+    if any(is_image(entry.name) for entry in there):
+        return True
+    return depth > 0 and any(_has_images(Path(one), depth - 1) for one in there if one.is_dir())
+
+
+def foreign_text(path: Path, expected: str) -> str:
+    """Return `foreign` as a sentence that goes on after the path; empty if it is unknown."""
+    kind, commands = foreign(path)
+    return kind and f"found {kind}, expected {expected}. Use it with: {', or '.join(commands)}"
+
+
 def source_of(folder: Path) -> str:
     """Return the SOURCE that converts a folder of a model hub.
 
@@ -68,6 +110,8 @@ def source_of(folder: Path) -> str:
             "NAME.safetensors"
         )
     hub = hub_of(folder)
+    if hub is None and (kind := foreign_text(folder, "a folder of a model hub")):
+        raise SaccadeError(f"{folder}: {kind}")
     if hub is None:
         raise SaccadeError(
             f"{folder}: has neither config.json with model_type (transformers) or architecture "

@@ -77,6 +77,13 @@ class TrainOptions(Options):
     resume: bool = False  # continue an interrupted run from the state next to --out
     force: bool = False  # replace what exists at --out
 
+    groups: ClassVar[Mapping[str, str]] = {
+        "data": "data labels data_root skip_bad background side_px shots",
+        "model": "set init trunk freeze",
+        "training": "recipe steps batch learning_rate weight_decay layer_decay seed",
+        "regularization": "augment mixup cutmix label_smoothing drop_path",
+        "machine": "device threads processes precision accumulate checkpoint_activations",
+    }
     start: ClassVar[Any] = None  # the checkpoint of --init, see `start.RunOptions`
     given_trunk: ClassVar[Any] = None  # that of --trunk
     once: ClassVar[Any] = staticmethod(here)  # the processes of a run read all images once

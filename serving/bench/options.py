@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of measurements: of a benchmark, and of a sweep."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from saccade.core.errors import SaccadeError
 from saccade.core.machine import cores
@@ -52,6 +53,12 @@ class MeasureOptions(Options):
     concurrency: Annotated[tuple[_Clients, ...], Length(1)] = (1, 4, 16)
     seed: int = 0  # seed for the order of the measurements
 
+    groups: ClassVar[Mapping[str, str]] = {
+        "data": "data split task limit",
+        "measurement": "server seconds rounds concurrency seed",
+        "runtime": "runtime op_library",
+    }
+
     def evaluation(self, data: str | None = None) -> EvaluateOptions:
         """Return the options for scoring, on this data if none was given."""
         return EvaluateOptions(
@@ -78,6 +85,8 @@ class BenchOptions(MeasureOptions):
     url: str | None = None  # instead of a folder: gRPC address of a running server, HOST:PORT
     model: str | None = None  # with --url: the router to measure; default: the only one there
 
+    groups: ClassVar[Mapping[str, str]] = {**MeasureOptions.groups, "server": "url model"}
+
 
 @dataclass(frozen=True)
 class SweepOptions(MeasureOptions):
@@ -92,6 +101,11 @@ class SweepOptions(MeasureOptions):
     # exports at the same time; default: one per core
     jobs: Annotated[int, Range(1, 256)] | None = None
     retry: bool = False  # try points that failed before again
+
+    groups: ClassVar[Mapping[str, str]] = {
+        "points": "budget precision engine name slots jobs",
+        **MeasureOptions.groups,
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,6 +30,17 @@ class AnswerForm:
     shapes: dict[str, tuple[int, ...]]  # shapes of an answer's arrays, if all answers share them
     top: int = 3
     dtype: str = "float32"  # type of embeddings
+    csv: bool = False  # whether each file is also written as CSV
+
+    def csv_rows(self, columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+        """Return the rows of `answers_csv` for columns that include `id`."""
+        rows = [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
+        if self.ask in _LABELLED:
+            rows = [{"id": row.pop("id"), "labels": _pairs(row), **row} for row in rows]
+        return rows
 
     def schema(self) -> Any:
         """Return the columns of the answers."""
@@ -81,11 +92,17 @@ class AnswerForm:
 
 
 def form_of(
-    view: RouterView, ask: Ask | None, top: int, dtype: Precision, *, by_policy: bool = False
+    view: RouterView,
+    ask: Ask | None,
+    top: int,
+    dtype: Precision,
+    *,
+    csv: bool = False,
+    by_policy: bool = False,
 ) -> AnswerForm:
     """Return the form of this model's answers; without `ask`, of its main kind of answer.
 
-    Raises: SaccadeError if the model does not give this kind of answer.
+    Raises: SaccadeError if the model does not give this kind of answer, or `csv` has none for it.
     """
     outputs = {spec["name"]: spec["axes"] for spec in view.components[view.main_role]["outputs"]}
     able = view.tasks
@@ -95,6 +112,11 @@ def form_of(
             f"--ask is {chosen}, but {view.model} is a model of family {view.family}, which "
             f"answers {' or '.join(able) or 'nothing in bulk'}. Leave --ask out, or choose another "
             "model."
+        )
+    if csv and chosen not in (*_LABELLED, "caption"):
+        raise SaccadeError(
+            f"--csv: found --ask {chosen}, whose answers are arrays, expected labels or captions. "
+            "Drop --csv: the Parquet files contain the arrays."
         )
     wanted = {
         "embed": ("embedding",),
@@ -106,7 +128,12 @@ def form_of(
         shapes["owners"] = shapes["masks"][1:]
     known = {name: shape for name, shape in shapes.items() if shape}
     names = (*NAMES, STEPS) if by_policy else NAMES
-    return AnswerForm(chosen, (*wanted, *names), known, top, dtype)
+    return AnswerForm(chosen, (*wanted, *names), known, top, dtype, csv)
+
+
+def _pairs(row: dict[str, Any]) -> list[dict[str, Any]]:
+    pairs = zip(row.pop("labels"), row.pop("probabilities"), strict=True)
+    return [{"label": label, "probability": share} for label, share in pairs]
 
 
 def _texts(rows: np.ndarray) -> list[str]:

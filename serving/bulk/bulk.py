@@ -25,6 +25,7 @@ from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.bulk.place import EXTRA, Place
 from saccade.serving.bulk.plan import (
     ANSWERS,
+    CSV,
     ERRORS,
     MANIFEST,
     SCHEMA,
@@ -66,6 +67,7 @@ class BulkReport:
     errors: int
     kept: int  # answers and errors of shards that an earlier run finished
     seconds: float
+    csv: bool = False  # whether the answers are also there as CSV
 
     @property
     def per_second(self) -> float:
@@ -86,6 +88,7 @@ class BulkReport:
             f"{counted(self.errors, 'error')}{kept}. This run processed "
             f"{counted(new, 'input')} {speed}.",
             f"{self.out}/{ANSWERS}: the answers, a Parquet data set",
+            *([f"{self.out}/{CSV}: the same as CSV"] if self.csv else []),
         ]
         if self.errors:
             lines.append(f"{self.out}/{ERRORS}: the id of each unanswered input, with the reason")
@@ -155,7 +158,9 @@ def _planned(
     view = view_in(repository / artefact.model)
     routes, parameters = _routes(repository, artefact.model), _parameters(options)
     followed = without_policy(parameters) != parameters
-    form = form_of(view, options.ask, options.top, options.dtype, by_policy=followed)
+    form = form_of(
+        view, options.ask, options.top, options.dtype, csv=options.csv, by_policy=followed
+    )
     check_followed(parameters, view, form)
     old = read_plan(out)
     columns = Columns(options.column, options.id_column, options.question_column)
@@ -254,7 +259,7 @@ def _finished(
         )
     seconds = time.monotonic() - began
     by = answered_by(plan.variant, plan.parameters)
-    report = BulkReport(str(out), by, answers, errors, kept, round(seconds, 3))
+    report = BulkReport(str(out), by, answers, errors, kept, round(seconds, 3), plan.form.csv)
     manifest = {**asdict(plan), **report.to_dict(), "saccade": saccade.__version__}
     out.join(MANIFEST).write(json_bytes(manifest))
     out.join(SUCCESS).write(f"{answers + errors}\n".encode())

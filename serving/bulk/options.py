@@ -51,6 +51,7 @@ class BulkOptions(Options):
     data_root: str | None = None
     top: Top = 3  # labels per input
     dtype: Precision = "float32"  # type of embeddings
+    csv: bool = False  # also write labels or captions as CSV, a file beside each Parquet file
     labels: Path | None = None  # zero-shot: a text file with one label per line
     templates: Path | None = None  # with --labels: one prompt per line, with {} for the label
     beam: int | None = None  # width of a captioner's beam search

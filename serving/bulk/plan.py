@@ -20,7 +20,7 @@ from saccade.serving.bulk.answers import AnswerForm
 from saccade.serving.bulk.place import Place
 
 SCHEMA, VERSION = "saccade.bulk", 1
-ANSWERS, ERRORS = "answers", "errors"
+ANSWERS, ERRORS, CSV = "answers", "errors", "csv"
 MANIFEST, SUCCESS = "manifest.json", "_SUCCESS"
 REPOSITORY = "_plan/repository.tar"  # for workers on other machines
 _PLAN, _LISTING = "_plan/plan.json", "_plan/listing.parquet"

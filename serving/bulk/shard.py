@@ -18,8 +18,17 @@ from saccade.core.errors import SaccadeError
 from saccade.core.worker import say
 from saccade.models.data.samples.source import RowUnreadable
 from saccade.serving.bulk.place import Place
-from saccade.serving.bulk.plan import ANSWERS, ERRORS, BulkPlan, part_name, read_plan, read_shard
+from saccade.serving.bulk.plan import (
+    ANSWERS,
+    CSV,
+    ERRORS,
+    BulkPlan,
+    part_name,
+    read_plan,
+    read_shard,
+)
 from saccade.serving.bulk.sources import BulkSource
+from saccade.serving.client.answers import answers_csv
 from saccade.serving.client.operations import as_arrays
 from saccade.serving.client.texts import question_tokens
 from saccade.serving.local.in_process import (
@@ -94,6 +103,10 @@ class JobShards:
             name: [value for _, part in found for value in part[name]] for name in schema.names[1:]
         }
         self._write_errors(shard, errors)
+        if self._plan.form.csv:  # before the answers, with which a shard is finished
+            rows = self._plan.form.csv_rows({"id": ids} | columns)
+            name = Path(part_name(shard)).with_suffix(".csv").name
+            self._out.join(f"{CSV}/{name}").write(answers_csv(rows))
         self._out.join(f"{ANSWERS}/{part_name(shard)}").write(
             _parquet({"id": ids} | columns, schema)
         )

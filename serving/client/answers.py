@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers that the client returns: labels, captions and segmentations, each with its variant."""
 
-from collections.abc import Callable, Sequence
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -34,6 +36,31 @@ class Classification:
         """Return plain values for JSON."""
         labels = [{"label": label, "probability": value} for label, value in self.labels]
         return {"labels": labels, "variant": self.variant, **_marks_of(self)}
+
+
+def answers_csv(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return answers as a table in CSV: UTF-8, a header, one row each.
+
+    Labels are pairs of columns, best first: `label`, `probability`, `label_2`, `probability_2`.
+    """
+    flat = [dict(_cells(row)) for row in rows]
+    text = io.StringIO()
+    names = dict.fromkeys(name for row in flat for name in row)
+    table = csv.DictWriter(text, names, lineterminator="\n")
+    table.writeheader()
+    table.writerows(flat)
+    # Names of files that are not UTF-8 get their own bytes.
+    return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def _cells(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in row.items():
+        if name == "labels":
+            for place, label in enumerate(value, 1):
+                end = f"_{place}" if place > 1 else ""
+                yield from ((f"{key}{end}", cell) for key, cell in label.items())
+        else:
+            yield name, " ".join(value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)

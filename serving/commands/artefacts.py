@@ -135,8 +135,8 @@ def bench(
     Examples:
         # measure score and throughput of every variant
         saccade bench build/digits-sum --out build/report
-        # take a quick look, without a server
-        saccade bench build/digits-sum --no-server --limit 200 --out build/quick
+        # measure a server that is already running
+        saccade bench --url 127.0.0.1:8001 --out build/running
     """
     from saccade.serving.bench.bench import bench
 

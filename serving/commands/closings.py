@@ -25,6 +25,7 @@ class Closing:
     what: str = ""  # 4 variants
     place: Path | str | None = None  # a file or a folder
     next: str = ""
+    later: str = ""  # the command after that one
 
     def lines(self, seconds: float) -> tuple[str, ...]:
         """Return one or two lines to print after the command's output."""
@@ -34,7 +35,8 @@ class Closing:
             parts += [f"{count} files", size_text(size)] if count != 1 else [size_text(size)]
         where = f"{self.place}: " if self.place is not None else ""
         made = f"{where}{', '.join([*parts, f'in {time_text(seconds)}'])}."
-        return (made, f"Next: {self.next}") if self.next else (made,)
+        then = f"Next: {self.next}", f"Then: {self.later}"
+        return (made, *then[: bool(self.next) + bool(self.later)])
 
 
 def train(given: Mapping[str, Any], result: Any) -> Closing | None:
@@ -56,7 +58,10 @@ def select(given: Mapping[str, Any], result: Any) -> Closing:
 def export(given: Mapping[str, Any], result: Any) -> Closing:
     out = given["options"].out
     return Closing(
-        f"{counted(len(result.manifests), 'variant file')} verified", out, bench_command(out)
+        f"{counted(len(result.manifests), 'variant file')} verified",
+        out,
+        bench_command(out),
+        _repository_command(out),
     )
 
 
@@ -95,8 +100,7 @@ def bench(given: Mapping[str, Any], result: Any) -> Closing:
     folder, out = given["folder"], given["options"].out
     if folder is None:  # with --url: what the server serves is a repository already
         return Closing("measurements", out)
-    following = f"saccade repository {_q(folder)} --out {_q(_beside(folder, 'repository'))}"
-    return Closing(f"open {out / 'report.html'}", out, following)
+    return Closing(f"open {out / 'report.html'}", out, _repository_command(folder))
 
 
 def sweep(given: Mapping[str, Any], result: Any) -> Closing:
@@ -112,8 +116,7 @@ def calibrate(given: Mapping[str, Any], result: Any) -> Closing:
     count = len(result.policies)
     what = f"{count} {'policy' if count == 1 else 'policies'} certified"
     folder = given["folder"]
-    following = f"saccade repository {_q(folder)} --out {_q(_beside(folder, 'repository'))}"
-    return Closing(what, result.path, following if count else "")
+    return Closing(what, result.path, _repository_command(folder) if count else "")
 
 
 def repository(given: Mapping[str, Any], result: Any) -> Closing:
@@ -166,6 +169,10 @@ def bench_command(folder: Path | str, data: str | None = None, task: str | None 
     task = task or own_task
     option = known + (f" --task {task}" if task else "")
     return f"saccade bench {_q(folder)}{option} --out {_q(_beside(folder, 'report'))}"
+
+
+def _repository_command(folder: Path) -> str:
+    return f"saccade repository {_q(folder)} --out {_q(_beside(folder, 'repository'))}"
 
 
 def _own_data(folder: Path) -> tuple[str, str | None]:

@@ -71,6 +71,11 @@ def _folder(path: Path) -> Inspection:
     for marks, look in _BY_CONTENT.items():
         if any(next(path.glob(mark), None) is not None for mark in marks.split()):
             return look(path)
+    from saccade.models.official.hub_folder import foreign
+
+    kind, commands = foreign(path)
+    if kind:
+        return Inspection(path, kind, {}, commands)
     raise SaccadeError(
         f"{path}: found a folder that contains nothing saccade wrote, expected an artefact "
         "folder, engines, a repository, a sweep, a report, answers of a bulk job, or weights "

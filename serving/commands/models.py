@@ -130,6 +130,8 @@ def convert(
         raise SaccadeError(
             f"found SOURCE '{source}' without a file, expected both: saccade convert {source} FILE "
             "--out NAME.safetensors"
+            + f". For the folder of that name: saccade convert ./{source}"
+            * Path(source).is_dir()
         )
     report = (
         convert(AUTO, Path(source), options)

@@ -30,6 +30,7 @@ from saccade.serving.commands.command import Command
 Way = tyro.constructors.PrimitiveConstructorSpec
 Kind = tyro.constructors.PrimitiveTypeInfo
 Struct = tyro.constructors.StructTypeInfo
+Field = tyro.constructors.StructFieldSpec
 Fields = tyro.constructors.StructConstructorSpec
 _OF_ALL = ("--help", "--json", "--quiet", "--verbose")
 # What users of other programs type.
@@ -50,6 +51,7 @@ def ways_to_write() -> tyro.constructors.ConstructorRegistry:
     for rule in (_one, _choice, _several, _names, _overrides):
         registry.primitive_rule(rule)
     registry.struct_rule(_options_rule())
+    registry.struct_rule(_group)
     return registry
 
 
@@ -68,9 +70,17 @@ def _number(kind: type, expected: str) -> Callable[[str], Any]:
         try:
             return kind(word)
         except ValueError as error:
-            raise ValueError(f"found {word!r:.60}, expected {expected}") from error
+            raise ValueError(f"found {word!r:.60}, expected {expected}{_share(word)}") from error
 
     return read
+
+
+def _share(word: str) -> str:
+    """Return the share that a percentage is, as it has to be written; empty for other words."""
+    try:
+        return f": {word} is {float(word.removesuffix('%')) / 100:g}" if word[-1:] == "%" else ""
+    except ValueError:
+        return ""
 
 
 _READS: dict[Any, Callable[[str], Any]] = {
@@ -177,9 +187,35 @@ def _options_rule() -> Callable[[Struct], Fields | None]:
             return None
         plain = get_type_hints(info.type)  # the options check their ranges themselves
         typed = [replace(field, type=plain[field.name]) for field in spec.fields]
-        return replace(spec, fields=tuple(map(_with_help, typed)))
+        return _grouped(replace(spec, fields=tuple(map(_with_help, typed))), info.type.groups)
 
     return rule
+
+
+class _Group:
+    """Base of a type for each heading of a help; its fields are flags of the command."""
+
+    fields: tuple[Field, ...]
+
+
+def _group(info: Struct) -> Fields | None:
+    is_group = isinstance(info.type, type) and issubclass(info.type, _Group)
+    return Fields(instantiate=dict, fields=info.type.fields) if is_group else None
+
+
+def _grouped(spec: Fields, groups: Mapping[str, str]) -> Fields:
+    """Return the fields by their headings; what has none is in front."""
+    alone = {field.name: field for field in spec.fields}
+    parts = []
+    for heading, names in groups.items():
+        own = {"fields": tuple(alone.pop(name) for name in names.split())}
+        parts.append(Field(heading, type(heading, (_Group,), own), tyro.MISSING_NONPROP))
+
+    def made(**given: Any) -> Any:
+        parts = [given.pop(heading) for heading in groups]  # before a field of the same name
+        return spec.instantiate(**given, **{key: part[key] for part in parts for key in part})
+
+    return Fields(instantiate=made, fields=(*alone.values(), *parts))
 
 
 def _with_help(field: Any) -> Any:

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from saccade.core.errors import SaccadeError
+from saccade.core.files import refuse_existing, write_atomically
 from saccade.core.options import Options, flag
+from saccade.core.sizes import counted
 from saccade.exporter.runtimes.runtime import DEFAULT
+from saccade.serving.client.answers import answers_csv
 from saccade.serving.client.call_options import (
     AnswerOptions,
     CallOptions,
@@ -53,11 +56,12 @@ class PredictOptions(Options):
     end: str | None = None  # caption: word that ends a sentence
     seed: int = 0  # segment: seed for the positions where the slots start
     slots: int | None = None  # segment: number of slots; default: as in training
-    # embed: file for the vectors, by default embeddings.npz; segment: folder for the masks
+    # embed: file for the vectors, by default embeddings.npz; segment: folder for the masks; others:
+    # a .csv file for the answers
     out: Path | None = None
     raw: bool = False  # segment: write only the slots, as a PNG in which each index is a slot
     append: bool = False  # embed: add to an existing file of the same space
-    force: bool = False  # embed and segment: replace existing files
+    force: bool = False  # replace existing files
     # onnxruntime or openvino, or tensorrt, whose plans run on GPUs
     runtime: ServedName = DEFAULT
     engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one per kind of GPU
@@ -112,9 +116,43 @@ def predict(folder: Artefacts, image: Images, options: PredictOptions) -> Result
         view = model.view()
         task = _task_of(view, options)
         given = {name: value for name, value in _given(options) if name not in labels}
+        table = _table_of(task, given)
         _check_used(task, given, view)
         kind = _KINDS[task]
-        return kind.ask(image, kind.options(view.model, **given), lambda: nullcontext(model))
+        answer = kind.ask(image, kind.options(view.model, **given), lambda: nullcontext(model))
+    return answer if table is None else _written(answer, table, options.force)
+
+
+def _table_of(task: str, given: dict[str, Any]) -> Path | None:
+    """Take --out from the options of an answer that is text; None if it is not given.
+
+    Raises: SaccadeError if it is not the name of a CSV file or exists, or for arrays in CSV.
+    """
+    out, force = given.get("out"), given.get("force", False)
+    is_table = out is not None and out.suffix.lower() == ".csv"
+    if task in ("embed", "segment"):
+        if is_table:
+            raise SaccadeError(
+                f"--out {out}: found a CSV file for --task {task}, expected "
+                f"{'an .npz file: embeddings' if task == 'embed' else 'a folder: masks'} are "
+                "arrays. Choose another --out."
+            )
+        return None
+    if out is None:
+        return None
+    if not is_table:
+        raise SaccadeError(f"--out {out}: expected a name that ends in .csv for --task {task}.")
+    refuse_existing(out, force=force)
+    given.pop("out")
+    given.pop("force", None)
+    return Path(out)
+
+
+def _written(answer: Answer, out: Path, force: bool) -> Answer:
+    write_atomically(out, answers_csv(answer.data), replace=force)
+    refused = [row for row in answer.data if "error" in row]
+    data = {"out": str(out), "images": len(answer.data) - len(refused), "refused": refused}
+    return Answer(data, f"{out}: {counted(data['images'], 'answer')}", answer.exit_code)
 
 
 def _task_of(view: RouterView, options: PredictOptions) -> str:

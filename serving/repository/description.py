@@ -94,6 +94,10 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
     if not path.is_file():
         state = "no such folder."
         if Path(folder).exists():
+            from saccade.models.official.hub_folder import foreign_text
+
+            if found := foreign_text(Path(folder), "a model repository"):
+                raise SaccadeError(f"{folder}: {found}")
             what = f"has no {DESCRIPTION}" if Path(folder).is_dir() else "is not a folder"
             state = f"is not a model repository: it {what}."
         raise SaccadeError(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from saccade.core.errors import SaccadeError
 from saccade.core.options import Options, flag
@@ -54,6 +54,14 @@ class ServeOptions(Options):
     proxy: bool = False
     # concurrent requests that the proxy passes on; more are refused; 0: a run batch for each core
     in_flight: Annotated[int, Range(0, 100_000)] = 0
+
+    groups: ClassVar[Mapping[str, str]] = {
+        "address": "host grpc_port http http_port metrics_port ready_port accept_risk",
+        "API": "openai openai_key_file",
+        "proxy": "proxy in_flight",
+        "supervision": "start_timeout_s probe_interval_s probe_timeout_s grace_s restart",
+        "log": "server_log log_format",
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -82,8 +82,6 @@ class Server:
         refuse_unrunnable(self.repository, requirements, installation)
         if wanted.proxy:
             find_envoy()
-        for level, text in notices(wanted):
-            SERVICE.log(level, text)
         here = cores()
         for name, threads in chosen_again(deployment.threads, deployment.cores, here).items():
             why = deployment.threads[name].why(here)
@@ -103,6 +101,9 @@ class Server:
                 # A port that was free a moment ago is taken: choose again those that we chose.
                 if not (attempts_left and self.options != wanted and log.says("already in use")):
                     raise
+        # An error that ended the start would be below them, where few look for it.
+        for level, text in notices(wanted):
+            SERVICE.log(level, text)
         return self
 
     def _start(

@@ -71,6 +71,40 @@ def test_help_names_no_none_and_shows_what_all_commands_have_last(saccade, comma
     assert all(flag in common and flag not in own for flag in ("--json", "--quiet", "--verbose"))
 
 
+GROUPED = {
+    "train": ("data", "model", "training", "regularization", "machine"),
+    "bench": ("data", "measurement", "runtime", "server"),
+    "sweep": ("points", "data", "measurement", "runtime"),
+    "serve": ("address", "API", "proxy", "supervision", "log"),
+}
+
+
+@pytest.mark.parametrize("command", GROUPED)
+def test_a_long_help_has_headings(saccade, command):
+    _, out, _ = saccade(command, "--help")
+    lines = (
+        re.fullmatch(r"\W+((?:\w+ )?(?:options|arguments)) \W+", one) for one in out.splitlines()
+    )
+    headings = [found[1] for found in lines if found]
+    own = [f"{name} options" for name in GROUPED[command]]
+    positional = ["positional arguments"] if "positional" in out else []
+    assert headings == [*positional, "options", *own, "common options"]
+    kinds = get_type_hints(cli.COMMANDS[command].verb).values()
+    (options,) = (kind for kind in kinds if hasattr(kind, "groups"))
+    named = " ".join(options.groups.values()).split()
+    assert len(named) == len({*named}) and {*named} < {one.name for one in fields(options)}
+
+
+def test_a_heading_may_be_called_as_an_option(monkeypatch, saccade):
+    seen = []
+    monkeypatch.setattr("saccade.serving.bench.bench.bench", lambda *given: seen.append(given[1]))
+    words = ("x", "--out", "y", "--no-server", "--model", "m", "--data", "d", "--rounds", "2")
+    saccade("bench", *words, "--force")
+    (options,) = seen
+    assert (options.server, options.model, options.data, options.url) == (False, "m", "d", None)
+    assert (options.rounds, options.force, options.concurrency) == (2, True, (1, 4, 16))
+
+
 def options_that_are_on():
     for command, one in cli.COMMANDS.items():
         for kind in get_type_hints(one.verb).values():
@@ -107,7 +141,11 @@ REFUSED = {
     ),
     "number": (
         ("bench", "x", "--out", "y", "--seconds", "1s"),
-        ("--seconds: found '1s', expected a number",),
+        ("--seconds: found '1s', expected a number. ",),
+    ),
+    "percentage": (
+        ("calibrate", "x", "--risk", "0.5%"),
+        ("--risk: found '0.5%', expected a number: 0.5% is 0.005. For example",),
     ),
     "numbers": (
         ("bench", "x", "--out", "y", "--concurrency", "1,b"),
@@ -296,6 +334,8 @@ def test_next_command(command):
     assert closing.next.startswith(following) and bool(closing.next) == bool(following)
     assert "--container" not in closing.next or "--container" in following
     assert closing.lines(200)[0].endswith("in 3 min 20 s.")
+    last = closing.lines(200)[1:]
+    assert (command == "export") == ("Then: saccade repository b/x --out b/x-repository" in last)
 
 
 def test_what_writes_has_a_closing():

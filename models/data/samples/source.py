@@ -493,7 +493,8 @@ def classes_of(
     if foreign:
         raise SaccadeError(
             f"{path}: {len(foreign)} of the {len(found)} class folders (first: {foreign[0]!r}) are "
-            f"not in --labels {given.labels_path}, which has {len(given.labels)} labels. Add them, "
-            "or pass as many labels as there are folders, in the order of the folders' names."
+            f"not in --labels {given.labels_path}, which has {len(given.labels)} labels."
+            f"{did_you_mean(foreign[0], given.labels)} Add them, or pass as many labels as there "
+            "are folders, in the order of the folders' names."
         )
     return given.labels, index_of

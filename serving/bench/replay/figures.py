@@ -32,12 +32,17 @@ class Blocks(NamedTuple):
 def blocks_of(at_s: np.ndarray, deadline_ms: float) -> Blocks | None:
     """Return at most 30 blocks; None if the time is too short for an interval."""
     seconds = float(np.ptp(at_s)) if len(at_s) else 0.0
-    shortest = int(seconds / max(BLOCK_S, BLOCK_DEADLINES * deadline_ms / 1e3))
+    shortest = int(LEAST_BLOCKS * seconds / shortest_s(deadline_ms))
     if shortest < LEAST_BLOCKS:
         return None
     count = min(MOST_BLOCKS, shortest)
     places = np.minimum(count - 1, (at_s - at_s[0]) / seconds * count).astype(int)
     return Blocks(places, count, shortest)
+
+
+def shortest_s(deadline_ms: float) -> float:
+    """Return from how many seconds on there is an interval."""
+    return LEAST_BLOCKS * max(BLOCK_S, BLOCK_DEADLINES * deadline_ms / 1e3)
 
 
 def share(hits: np.ndarray, blocks: Blocks | None) -> tuple[float, Interval | None]:

@@ -19,7 +19,14 @@ from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.load_requests import request
 from saccade.serving.bench.replay.arrivals import Arrivals, Generated, Source, read_log
-from saccade.serving.bench.replay.figures import blocks_of, mean, percentiles, recovery_s, share
+from saccade.serving.bench.replay.figures import (
+    blocks_of,
+    mean,
+    percentiles,
+    recovery_s,
+    share,
+    shortest_s,
+)
 from saccade.serving.bench.replay.open_load import GRACE_S, OK, REFUSED, Ended, OpenOrder, send
 from saccade.serving.bench.replay.options import ReplayOptions
 from saccade.serving.bench.report_tables import table_of
@@ -32,6 +39,7 @@ SECONDS = 60.0  # of generated arrivals
 CLIENTS, CAPACITY_S, WARMUP_S = 16, 4.0, 1.0
 # The sender fell behind if one request in a hundred was sent so late, in parts of the deadline.
 BEHIND = 0.05
+LEAST_JUDGED = 100  # requests from which one in a hundred is more than a single accident
 RECOVERED, MOSTLY = 0.99, 0.5
 
 
@@ -78,6 +86,9 @@ class Replayed:
                 "ms late, or later, so this was another load. Pass more --senders, or run the "
                 "command on a machine, or on cores, of its own."
             ]
+        if any(one["in_time_interval"] is None for one in self.phases):
+            least_s = shortest_s(self.deadline_ms)
+            lines += [f"no intervals: with this deadline, they need {least_s:g} s in each row"]
         every = sorted({name for one in self.phases for name in one["variants"]}, reverse=True)
         names = {name: name.removeprefix(f"{self.model}-") for name in every}
         table = table_of("", [_cells(one, names) for one in self.phases])
@@ -147,7 +158,7 @@ def replay(
         recovery_s=recovered(arrivals, ended, deadline_ms),
         unsorted=arrivals.unsorted,
         sender={"lag_p99_ms": lag_ms, "cpu_s": ended.cpu_s},
-        behind=lag_ms > BEHIND * deadline_ms,
+        behind=len(ended.lag_ms) >= LEAST_JUDGED and lag_ms > BEHIND * deadline_ms,
         first_errors=ended.first_errors,
     )
 

@@ -4,7 +4,7 @@
 import math
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +18,13 @@ from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.precedence import runtime_name
 from saccade.exporter.runtimes.runtime import runtime_named
-from saccade.serving.bench.figures import rate_text, threads_text, times_digits
+from saccade.serving.bench.figures import (
+    bare_text,
+    heading,
+    rate_text,
+    threads_text,
+    times_digits,
+)
 from saccade.serving.bench.report_tables import table_of
 from saccade.serving.bench.sweep.state import FILE_NAME as SWEEP
 from saccade.serving.repository.checks import check_alike, measurements
@@ -80,6 +86,7 @@ class Choice:
     variants: tuple[dict[str, Any], ...]
     measured_on: str | None
     caution: str = ""  # why not to trust the figures
+    scored_on: str = ""  # the number of samples and the data of the scores
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -152,6 +159,7 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
         variants=tuple(_figures(route, entries.get(route.name)) for route in routes.variants),
         measured_on=measured_on(list(entries.values())) if entries else None,
         caution=_caution(list(entries.values())) if entries else "",
+        scored_on=_scored_on(entries.values()),
     )
 
 
@@ -161,6 +169,17 @@ def measured_on(entries: Sequence[FrontierEntry]) -> str:
     by = f", custom ops by {' and '.join(ops)}" if ops else ""
     threads = threads_text(entry.threads for entry in entries)
     return f"{entries[0].device}, {entries[0].runtime}, {threads}{by}"
+
+
+def _scored_on(entries: Iterable[FrontierEntry]) -> str:
+    counts: dict[str, set[int]] = {}
+    for entry in entries:
+        counts.setdefault(entry.score.data, set()).add(entry.score.n)
+    texts = [
+        f"{' or '.join(f'{n:,}' for n in sorted(numbers))} samples of {data}"
+        for data, numbers in counts.items()
+    ]
+    return " and ".join(texts)
 
 
 def _caution(entries: Sequence[FrontierEntry]) -> str:
@@ -313,6 +332,7 @@ def _lines(choice: Choice) -> list[str]:
         other = change["variant"] or "no variant"
         lines.append(f"With {option} {change['when']} {change['value']:g}: {other}.")
     if choice.measured_on is not None:
+        lines.append(f"Scored on {choice.scored_on}.")
         lines.append(" ".join([f"Measured on {choice.measured_on}.", choice.caution]).rstrip())
     return lines
 
@@ -325,14 +345,23 @@ def _row(variant: dict[str, Any], choice: Choice) -> dict[str, str]:
     return {
         "variant": variant["variant"],
         "budget": budget_text(variant["setting"], variant["budget"]),
-        "score": _number(variant["score"], ".4f"),
-        "at least": _number(variant["lower_bound"], ".4f"),
+        **_score(variant, choice),
         "per second": "-" if rate is None else rate_text(rate),
         "p95 ms": _number(variant["p95_ms"], ".2f"),
         "MiB": _number(memory and memory / 2**20, ".1f"),
         "bytes": _number(variant["embedding_bytes"], ",d"),
         "": mark,
     }
+
+
+def _score(variant: dict[str, Any], choice: Choice) -> dict[str, str]:
+    """Return the score and its lower bound in the form of a report, by their headings."""
+    known = next((one for one in choice.variants if one["score"] is not None), variant)
+    unit, cells = known["score_unit"] or "index", {}
+    for name, key in ((known["score_name"] or "score", "score"), ("at least", "lower_bound")):
+        figure = {"name": name, "unit": unit, "value": variant[key]}
+        cells[heading(figure)] = "-" if figure["value"] is None else bare_text(figure)
+    return cells
 
 
 def budget_text(setting: str, budget: float) -> str:

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.files import sha256_of
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.models.preprocessing import Preprocessing
-from saccade.serving.repository.description import DESCRIPTION, entries, fault_of
+from saccade.serving.repository.description import DESCRIPTION, WRITER, entries, fault_of
 from saccade.serving.repository.installation import check_installation, find_installation
 from saccade.serving.repository.model_config import LABELS_FILE, RUN_BATCH
 from saccade.serving.repository.policies import (
@@ -73,7 +73,7 @@ def check_files(repository: Repository, target: Target) -> Iterator[str]:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             yield f"{name} leads out of the repository."
         elif name not in present:
-            yield f"{name} is missing or is not a file."
+            yield str(Damaged(name, "is missing or not a file", WRITER))
         elif present[name].kind == "file":
             yield from _content(present[name].path, name, digest)
 
@@ -88,10 +88,8 @@ def _content(path: Path, name: str, digest: str) -> Iterator[str]:
         yield f"{name} cannot be read ({error.strerror})."
         return
     if actual != digest:
-        yield (
-            f"{name} has the SHA-256 {actual[:12]}..., expected {digest[:12]}...: it was changed "
-            "after it was written. Write the repository again."
-        )
+        why = f"SHA-256 {actual[:12]}..., expected {digest[:12]}..."
+        yield str(Damaged(name, f"was changed after it was written ({why})", WRITER))
 
 
 def check_models(repository: Repository, target: Target) -> Iterator[str]:

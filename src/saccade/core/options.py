@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of commands: frozen dataclasses whose annotations say which values are allowed."""
 
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any, ClassVar, get_args
 
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Range, WrongValue, field_kinds, typed
@@ -14,6 +15,9 @@ class Options:
     becomes a path where a path is expected, as in every other Python library.
     Raises: SaccadeError that names the flag.
     """
+
+    # Names of fields by the heading under which a help shows them; the others come first.
+    groups: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         for name, kind in field_kinds(type(self)).items():  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade bulk`: every source, what is written, what is gone on with, what is refused."""
 
+import csv
 import io
 import json
 import os
@@ -109,6 +110,27 @@ def test_a_folder_of_images(run, images, tmp_path):
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert (manifest["answers"], manifest["inputs"]) == (COUNT - 1, COUNT)
     assert manifest["sha256"][HALF] == row["variant_sha256"]
+
+
+def test_answers_as_csv(run, images, tmp_path):
+    (images / "odd" / "1.png").rename(images / "odd" / 'å, "1".png')
+    report = run(images, shard=4, csv=True, top=2)
+    assert report.csv and f"{tmp_path / 'out'}/csv: " in report.to_text()
+    parts = sorted((tmp_path / "out" / "csv").iterdir())
+    assert [path.name for path in parts] == [f"part-00000{index}.csv" for index in range(3)]
+    texts = [path.read_text(encoding="utf-8") for path in parts]
+    rows = [row for text in texts for row in csv.DictReader(io.StringIO(text, newline=""))]
+    found = answers(tmp_path / "out")
+    assert {row["id"] for row in rows} == found.keys() and 'odd/å, "1".png' in found
+    for row in rows:
+        same = found[row["id"]]
+        assert [row["label"], row["label_2"]] == same["labels"]
+        shares = [float(row["probability"]), float(row["probability_2"])]
+        assert shares == pytest.approx(same["probabilities"], rel=1e-6)
+        assert row["variant"] == same["variant"] and row["steps"] == "1"
+    with pytest.raises(SaccadeError, match="--csv: found --ask embed, whose answers are arrays"):
+        run(images, out=str(tmp_path / "vectors"), csv=True, ask="embed")
+    assert not (tmp_path / "vectors").exists()
 
 
 def test_every_source_gives_the_same_answers(run, artefact, tmp_path):

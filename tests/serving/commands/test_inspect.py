@@ -47,6 +47,45 @@ def test_an_artefact_folder_and_its_files(tiny_folder, capsys):
     assert "an artefact folder" in out and f"Next: saccade bench {tiny_folder}" in out
 
 
+FOREIGN = {  # each with the command that a message names
+    "of transformers": (("config.json",), "saccade convert {place} --out build/of-tr"),
+    "of a hub, and no text": (
+        ("open_clip_config.json",),
+        "saccade convert '{place}' --out 'build/of",
+    ),
+    "classes": (
+        ("dog/a.png", "cat/b.jpg"),
+        "saccade train nac --data {place} --out my.safetensors",
+    ),
+    "splits": (("train/dog/a.PNG",), "saccade evaluate MODEL --data {place}"),
+    "flat": (("a, b.webp",), "saccade bulk ARTEFACTS --input {place} --out ANSWERS"),
+    "weights.bin": ((), "saccade inspect {place}"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_saccade_did_not_write_leads_to_its_command(name, tmp_path, capsys):
+    names, following = FOREIGN[name]
+    place = tmp_path / name.replace("of transformers", "of-transformers")
+    for one in names:
+        (place / one).parent.mkdir(parents=True, exist_ok=True)
+        (place / one).write_text('{"model_type": "vit", "model_cfg": {}}')
+    if not names:
+        place.write_bytes(b"weights")
+    following = following.format(place=place)
+    commands = [("verify", place), ("preflight", place), ("predict", place, "cat.png")]
+    if "convert" not in following and names:
+        commands += [("convert", place, "--out", tmp_path / "x.safetensors")]
+        assert following in inspect(place).next
+    if names:
+        commands += [("export", place, "--out", tmp_path / "x")]
+    for words in commands:
+        assert cli.run([*map(str, words)]) == 2
+        said = capsys.readouterr().err
+        assert following in said and "Traceback" not in said, words
+    assert [path for path in tmp_path.iterdir() if path != place] == []
+
+
 def test_a_changed_file_is_refused(tiny_folder, tmp_path):
     copy = Path(shutil.copytree(tiny_folder, tmp_path / "copy"))
     victim = sorted(copy.glob("*.onnx"))[0]

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade predict`: the lines, JSON and exit codes of the commands that ask a server."""
 
+import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -69,6 +71,36 @@ def test_the_task_is_that_of_the_family(family, words, keys, tmp_path, monkeypat
     code, out, err = saccade("predict", folder, SEVEN, *words, "--json")
     assert code == 0, err
     assert set(json.loads(out)[0]) == keys | {"image", "variant"}
+
+
+def test_answers_are_written_as_csv(tiny_folder, tmp_path, saccade):
+    names = ['a, "b".png', "räksmörgås.png", "=1+1.png", os.fsdecode(b"\xff.png")]
+    for name in names:
+        shutil.copy(SEVEN, tmp_path / name)
+    (tmp_path / "wrong.png").write_text("nonsense")
+    files, out = [tmp_path / name for name in (*names, "wrong.png")], tmp_path / "x.CSV"
+    code, printed, _ = saccade("predict", tiny_folder, *files, "--top", "2", "--out", out)
+    assert code == 1 and printed == f"{out}: 4 answers\n"
+    with out.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["image"] for row in rows] == [str(path) for path in files]
+    keys = ["image", "label", "probability", "label_2", "probability_2", "variant", "error"]
+    assert [*rows[0]] == keys and "not a JPEG" in rows[-1]["error"] and not rows[-1]["label"]
+    (same,) = {(row["label"], row["probability"], row["variant"]) for row in rows[:-1]}
+    one = json.loads(saccade("predict", tiny_folder, files[0], "--json")[1])[0]
+    best = one["labels"][0]
+    assert same == (best["label"], str(best["probability"]), one["variant"])
+    before = out.read_bytes()
+    for words, said in {
+        ("--out", str(out)): "exists already",
+        ("--out", "answers.txt"): "expected a name that ends in .csv for --task classify",
+        ("--out", "x.csv", "--task", "embed"): "expected an .npz file: embeddings are arrays",
+    }.items():
+        code, _, err = saccade("predict", tiny_folder, SEVEN, *words)
+        assert code == 2 and said in err, err
+    assert out.read_bytes() == before
+    assert saccade("predict", tiny_folder, SEVEN, "--out", out, "--force", "--json")[0] == 0
+    assert len(out.read_text().splitlines()) == 2
 
 
 def test_an_image_and_a_text_are_embedded_by_one_variant(tmp_path, monkeypatch, saccade):
