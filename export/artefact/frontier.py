@@ -121,10 +121,19 @@ class FrontierEntry:
     @property
     def p95_ms(self) -> float | None:
         """95th percentile latency of one image at concurrency 1, through the router if measured."""
-        for key in ("router_concurrency_1", "concurrency_1"):
+        return self.latency_ms(1, 95)
+
+    def latency_ms(self, concurrency: int, percentile: int) -> float | None:
+        """Return a latency of single images, through the router if measured; None if it was not."""
+        for key in (f"router_concurrency_{concurrency}", f"concurrency_{concurrency}"):
             if self.grpc and key in self.grpc:
-                return float(self.grpc[key]["p95_ms"])
+                return float(self.grpc[key][f"p{percentile}_ms"])
         return None
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        """The numbers of callers whose latencies were measured."""
+        return tuple(sorted({int(key.rpartition("_")[2]) for key in self.grpc or ()}))
 
 
 def enough_threads(rates: Mapping[int, float]) -> int | None:

@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from saccade.core.errors import SaccadeError
 from saccade.core.machine import this_machine
 from saccade.core.options import Options, flag
+from saccade.core.sizes import counted
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.precedence import runtime_name
 from saccade.exporter.runtimes.runtime import runtime_named
+from saccade.models.scores.results import Z95
 from saccade.serving.bench.figures import (
     bare_text,
     heading,
@@ -40,32 +42,36 @@ _NOISY = 1.25  # rounds of a quiet machine usually differ by less
 _SHARE = {"min_score": ", such as 0.9"}
 _OF_ROUTE = (
     "budget", "setting", "precision", "score_name", "score_unit", "score", "lower_bound",
-    "inferences_per_second", "p95_ms",
+    "inferences_per_second",
 )  # fmt: skip
 _OF_ENTRY = ("memory_bytes", "embedding_bytes", "dominated_by")
 
 
 @dataclass(frozen=True)
 class ChooseOptions(Options):
-    """Options for the router's choice: exactly one of the first three."""
+    """Options for the router's choice: exactly one of the first four."""
 
     budget: str | None = None  # largest variant with at most this: 0.5, or a budget's name
     min_score: float | None = None  # fastest variant whose lower 95 % bound is at least this
-    max_latency_ms: float | None = None  # best-scoring variant with a p95 of at most this
+    max_loss: float | None = None  # --min-score this far below the best score, in points of percent
+    max_latency_ms: float | None = None  # best-scoring variant with a latency of at most this
+    concurrency: int = 1  # callers of that latency, one of those that were measured
+    percentile: Literal[50, 95, 99] = 95  # of that latency
     device: str | None = None  # device whose figures to use, if the frontier has several
 
     def asked(self) -> tuple[str, str | float]:
         """Return the parameter and its value.
 
-        Raises: SaccadeError if none or several are given.
+        Raises: SaccadeError if none or several are given, or a loss is no positive number.
         """
-        given = [(name, getattr(self, name)) for name in _ROUTER.RULES]
-        given = [(name, value) for name, value in given if value is not None]
+        names = [*_ROUTER.RULES, "max_loss"]
+        given = [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
         if len(given) != 1:
-            names = " and ".join(flag(name) for name, _ in given)
-            found = f" (found {names})" if given else ""
-            *flags, last = map(flag, _ROUTER.RULES)
+            found = f" (found {' and '.join(flag(name) for name, _ in given)})" if given else ""
+            *flags, last = map(flag, names)
             raise SaccadeError(f"Pass exactly one of {', '.join(flags)} and {last}{found}.")
+        if self.max_loss is not None and not 0 < self.max_loss < math.inf:
+            raise SaccadeError(f"--max-loss: found {self.max_loss:g}, expected points above 0.")
         return given[0]
 
 
@@ -85,6 +91,7 @@ class Choice:
     changes: tuple[dict[str, Any], ...]
     variants: tuple[dict[str, Any], ...]
     measured_on: str | None
+    latency: str = "p95 ms"  # the percentile of the latencies, and the callers if not one
     caution: str = ""  # why not to trust the figures
     scored_on: str = ""  # the number of samples and the data of the scores
 
@@ -126,8 +133,16 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
     parameter, value = options.asked()
     folder = ArtefactFolder.open(folder)
     routes, entries = _routes(measured_folder(folder), options.device)
+    if asks_load := (options.concurrency, options.percentile) != (1, 95):
+        routes = _at_load(routes, entries, options)
+    if parameter == "max_loss":
+        parameter, value = "min_score", _least_score(routes, float(value), folder)
     rule = _ROUTER.RULES[parameter]
     _check_measured(routes, parameter, folder)
+    if asks_load and rule.figure == "p95_ms":
+        callers = counted(options.concurrency, "caller")
+        words = f"a p{options.percentile} of at most {{value:g}} ms with {callers}"
+        rule = rule._replace(words=words)
     try:
         if parameter == "budget" and (named := _ROUTER.by_budget_name(routes, value)):
             value = named.budget
@@ -153,11 +168,14 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
         parameter=parameter,
         value=value,
         chosen=best,
-        why=_why(routes, rule, value, best) + _as_good(routes, rule, value, best),
+        why=_why(routes, rule, value, best)
+        + _as_good(routes, rule, value, best)
+        + (_samples_needed(routes, entries.values(), options) if best is None else ""),
         runner_up=chosen(value, rest) if best and rest.variants else None,
         changes=tuple(_changes(routes, rule, value, chosen)),
         variants=tuple(_figures(route, entries.get(route.name)) for route in routes.variants),
         measured_on=measured_on(list(entries.values())) if entries else None,
+        latency=_latency_heading(options),
         caution=_caution(list(entries.values())) if entries else "",
         scored_on=_scored_on(entries.values()),
     )
@@ -169,6 +187,56 @@ def measured_on(entries: Sequence[FrontierEntry]) -> str:
     by = f", custom ops by {' and '.join(ops)}" if ops else ""
     threads = threads_text(entry.threads for entry in entries)
     return f"{entries[0].device}, {entries[0].runtime}, {threads}{by}"
+
+
+def _latency_heading(options: ChooseOptions) -> str:
+    callers = f" x{options.concurrency}" if options.concurrency != 1 else ""
+    return f"p{options.percentile} ms{callers}"
+
+
+def _at_load(routes: Any, entries: dict[str, FrontierEntry], options: ChooseOptions) -> Any:
+    """Return the routes with latencies of other callers or another percentile than the router's."""
+    measured = sorted({n for entry in entries.values() for n in entry.concurrencies})
+    if options.concurrency not in measured:
+        found = ", ".join(map(str, measured)) or "none"
+        raise SaccadeError(
+            f"--concurrency {options.concurrency} was not measured (measured: {found}). Measure it "
+            f"with: saccade bench FOLDER --concurrency 1,{options.concurrency} --out REPORT"
+        )
+    return routes._replace(
+        variants=tuple(
+            route._replace(p95_ms=entry.latency_ms(options.concurrency, options.percentile))
+            if (entry := entries.get(route.name))
+            else route
+            for route in routes.variants
+        )
+    )
+
+
+def _least_score(routes: Any, loss: float, folder: ArtefactFolder) -> float:
+    """Return the score that is this many points below the best one."""
+    _check_measured(routes, "min_score", folder)
+    best = max(
+        (route for route in routes.variants if route.score is not None), key=lambda one: one.score
+    )
+    return float(best.score - (loss / 100 if best.score_unit == "share" else loss))
+
+
+def _samples_needed(routes: Any, entries: Iterable[FrontierEntry], options: ChooseOptions) -> str:
+    """Say with how many samples the best variant would fit, if its own interval is too wide."""
+    shares = [route for route in routes.variants if route.score_unit == "share"]
+    if options.max_loss is None or not shares:
+        return ""
+    score = max(route.score for route in shares)
+    samples = min(entry.score.n for entry in entries)
+    needed = math.ceil(Z95**2 * score * (1 - score) / (options.max_loss / 100) ** 2)
+    if needed <= samples:
+        return ""
+    return (
+        f": with {counted(samples, 'sample')}, the interval of the best score alone is wider. "
+        f"About {float(f'{needed:.2g}'):,.0f} samples show a loss of {options.max_loss:g} "
+        f"point{'s' * (options.max_loss != 1)}"
+    )
 
 
 def _scored_on(entries: Iterable[FrontierEntry]) -> str:
@@ -316,6 +384,7 @@ def _figures(route: Any, entry: FrontierEntry | None) -> dict[str, Any]:
     return {
         "variant": route.name,
         **{name: getattr(route, name) for name in _OF_ROUTE},
+        "latency_ms": route.p95_ms,
         **{name: getattr(entry, name, None) for name in _OF_ENTRY},
     }
 
@@ -347,7 +416,7 @@ def _row(variant: dict[str, Any], choice: Choice) -> dict[str, str]:
         "budget": budget_text(variant["setting"], variant["budget"]),
         **_score(variant, choice),
         "per second": "-" if rate is None else rate_text(rate),
-        "p95 ms": _number(variant["p95_ms"], ".2f"),
+        choice.latency: _number(variant["latency_ms"], ".2f"),
         "MiB": _number(memory and memory / 2**20, ".1f"),
         "bytes": _number(variant["embedding_bytes"], ",d"),
         "": mark,

@@ -39,6 +39,7 @@ def entry(name: str, sha256: str, budget: float) -> FrontierEntry:
     score, bound, rate, p95 = FIGURES[name]
     load = point(rate, p95, rounds=(0.9 * rate, 1.1 * rate))
     grpc = {"concurrency_1": load, "router_concurrency_1": load}
+    grpc["router_concurrency_4"] = {**point(rate, 4 * p95), "p99_ms": 6 * p95}
     known = {"budget": float(budget), "memory_bytes": BYTES, "inside": load, "grpc": grpc}
     return frontier_entry(name, sha256, score, (bound, 1.0), **known)
 
@@ -124,6 +125,41 @@ def test_the_reasons_name_the_runner_up_and_the_figures(folder):
     assert chosen(folder, budget="b0500").chosen == "nac-b0500-fp32"
 
 
+def test_a_loss_is_a_score_below_the_best(folder):
+    assert chosen(folder, max_loss=3).chosen == "nac-b0500-fp32"  # at least 0.92
+    choice = chosen(folder, max_loss=4)
+    assert (choice.chosen, choice.parameter) == ("nac-b0250-fp32", "min_score")
+    assert choice.value == pytest.approx(0.91)
+
+
+def test_a_loss_smaller_than_the_intervals_says_how_many_samples_show_it(folder):
+    choice = chosen(folder, max_loss=1)
+    assert choice.chosen is None
+    # 1.96^2 * 0.95 * 0.05 / 0.01^2 = 1,825
+    assert choice.why.endswith("About 1,800 samples show a loss of 1 point")
+
+
+@pytest.mark.parametrize("loss", [0.0, -1.0, math.nan])
+def test_a_loss_that_is_none_is_refused(folder, loss):
+    with pytest.raises(SaccadeError, match="--max-loss: found"):
+        chosen(folder, max_loss=loss)
+
+
+def test_the_latency_of_several_callers_is_what_was_measured_with_them(folder):
+    alone = chosen(folder, max_latency_ms=10)
+    loaded = chosen(folder, max_latency_ms=10, concurrency=4)
+    slowest = chosen(folder, max_latency_ms=10, concurrency=4, percentile=99)
+    assert [one.chosen for one in (alone, loaded, slowest)] == [
+        "nac-b1000-fp32", "nac-b0125-fp32", None,
+    ]  # fmt: skip
+    assert "a p99 of at most 10 ms with 4 callers" in slowest.why
+    row = {one["variant"]: one for one in slowest.variants}["nac-b0250-fp32"]
+    assert row["latency_ms"] == 6 * FIGURES["nac-b0250-fp32"][3]
+    assert slowest.latency == "p99 ms x4"
+    with pytest.raises(SaccadeError, match=r"measured: 1, 4.*--concurrency 1,8"):
+        chosen(folder, max_latency_ms=10, concurrency=8)
+
+
 def test_speeds_that_the_rounds_do_not_tell_apart_choose_by_the_graph(folder, tmp_path):
     place = Path(shutil.copytree(folder, tmp_path / "nac"))
     path = place / "frontier.json"
@@ -151,7 +187,7 @@ def test_the_command_says_why_and_none_is_exit_1(folder, capsys):
     assert said.startswith("nac-b0125-fp32: the best score (if tied, the fastest) of 1 variant wi")
     assert "With --max-latency-ms at least 5: nac-b0250-fp32." in said and "3,600" in said
     assert "Measured on a CPU, 2 cores, onnxruntime 1.31.1 CPU, one thread." in said
-    assert "Scored on 1,000 samples of digits." in said
+    assert "Scored on 100 samples of digits." in said
     assert "top-1 %  at least %" in said and "80.00       78.00" in said
     assert "bytes" not in said
     assert run(["choose", str(folder), "--min-score", "0.99", "--json"]) == 1
@@ -209,7 +245,10 @@ def test_a_budget_is_shown_as_it_is_asked_for():
 
 
 WRONG = {
-    "nothing asked": ([], "Pass exactly one of --budget, --min-score and --max-latency-ms."),
+    "nothing asked": (
+        [],
+        "Pass exactly one of --budget, --min-score, --max-latency-ms and --max-loss.",
+    ),
     "two asked": (["--budget", "1", "--min-score", "1"], "(found --budget and --min-score)."),
     "a score in per cent": (
         ["--min-score", "95"],
