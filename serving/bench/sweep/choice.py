@@ -62,7 +62,7 @@ class ChooseOptions(Options):
     def asked(self) -> tuple[str, str | float]:
         """Return the parameter and its value.
 
-        Raises: SaccadeError if none or several are given, or a loss is no positive number.
+        Raises: SaccadeError if none or several are given, or a loss that is not positive.
         """
         names = [*_ROUTER.RULES, "max_loss"]
         given = [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
@@ -195,7 +195,7 @@ def _latency_heading(options: ChooseOptions) -> str:
 
 
 def _at_load(routes: Any, entries: dict[str, FrontierEntry], options: ChooseOptions) -> Any:
-    """Return the routes with latencies of other callers or another percentile than the router's."""
+    """Return the routes with the latencies of these callers, at this percentile."""
     measured = sorted({n for entry in entries.values() for n in entry.concurrencies})
     if options.concurrency not in measured:
         found = ", ".join(map(str, measured)) or "none"
