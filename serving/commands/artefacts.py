@@ -173,8 +173,8 @@ def choose(
     Examples:
         # find the fastest variant that scores at least 92 %
         saccade choose build/digits-sum --min-score 0.92
-        # find the best variant that answers 99 % of the requests of 4 callers within 50 ms
-        saccade choose build/digits-sum --max-latency-ms 50 --concurrency 4 --percentile 99
+        # find the best variant whose p95 with 4 callers is at most 50 ms
+        saccade choose build/digits-sum --max-latency-ms 50 --concurrency 4
     """
     from saccade.serving.bench.sweep.choice import choose
 
