@@ -207,14 +207,14 @@ def _check_known(model: EvaluatedModel, asked: Questions) -> None:
         )
 
 
-def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
+def load_inputs(variant: VariantFiles, data: str, count: int, skip_bad: int = 0) -> Inputs:
     """Return the first questions with their images.
 
     Shapes: image [n h w c], question [n t], n at most `count`.
     Raises: SaccadeError if the model takes no image.
     """
     scenes = max(2, count // QUESTIONS_A_SCENE)
-    options = EvaluateOptions(data=data if data else None, limit=scenes)
+    options = EvaluateOptions(data=data if data else None, limit=scenes, skip_bad=skip_bad)
     asked = questions_of(variant.images(), options, HELD_OUT)
     rows = np.arange(min(count, len(asked.texts)))
     tokens = _tokens(variant.runtime_metadata, asked, rows)

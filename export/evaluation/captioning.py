@@ -138,13 +138,14 @@ def _attention_scores(captions: list[SearchedCaption]) -> list[Score]:
     return scores + ([mean("zero attention", zeros)] if zeros else [])
 
 
-def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
+def load_inputs(variant: VariantFiles, data: str, count: int, skip_bad: int = 0) -> Inputs:
     """Return the first images.
 
     Shapes: image [n h w c], n at most `count`.
     Raises: SaccadeError if the model takes no image.
     """
-    drawn = captioned_of(variant.images(), EvaluateOptions(data=data or None, limit=count))
+    options = EvaluateOptions(data=data or None, limit=count, skip_bad=skip_bad)
+    drawn = captioned_of(variant.images(), options)
     return {"encode": {"image": np.asarray(drawn.images[np.arange(len(drawn.images))])}}
 
 

@@ -32,6 +32,7 @@ from saccade.models.data.listops import (
     listops,
     most_tokens,
 )
+from saccade.models.data.options import DataOptions
 from saccade.models.data.samples.images import Images, pixels_sha256
 from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.sequences import SampleInputs, sequences
@@ -253,7 +254,7 @@ def _drawn(kind: str, most: int, split: str, count: int | None) -> Expressions:
     return as_bytes(listops(split, count, grammar=Grammar(max_tokens=most_tokens(most))), most)
 
 
-def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
+def load_inputs(variant: VariantFiles, data: str, count: int, skip_bad: int = 0) -> Inputs:
     """Return the first samples that fit the model, whatever it takes.
 
     Shapes: by name [n ...], n at most `count`.
@@ -268,9 +269,12 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
         drawn = _drawn(taken.kind, taken.most, "test", count)
         return {role: {taken.kind: drawn.characters, "length": drawn.length}}
     if not taken.is_image:
-        samples = _sequences(data, HELD_OUT, taken, EvaluateOptions(limit=max(2, count)))
+        samples = _sequences(
+            data, HELD_OUT, taken, EvaluateOptions(limit=max(2, count), skip_bad=skip_bad)
+        )
         return {role: {name: array[:count] for name, array in samples.inputs.items()}}
-    dataset = load_data(data, HELD_OUT, preprocessing=variant.images())
+    asked = DataOptions(skip_bad=skip_bad)
+    dataset = load_data(data, HELD_OUT, preprocessing=variant.images(), asked=asked)
     return {role: {"image": dataset.images[:count]}}
 
 

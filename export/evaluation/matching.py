@@ -209,19 +209,19 @@ def _templates(model: EvaluatedModel, options: EvaluateOptions) -> tuple[str, ..
     return read_lines(options.templates, "template")
 
 
-def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
+def load_inputs(variant: VariantFiles, data: str, count: int, skip_bad: int = 0) -> Inputs:
     """Return the first images, and their sentences or prompts of their labels if it takes text.
 
     Shapes: image [n h w c], n at most `count`; tokens [prompts t].
     Raises: SaccadeError if the model takes no image.
     """
     preprocessing, metadata = variant.images(), variant.runtime_metadata
-    role = variant.main.variant.role
+    role, asked = variant.main.variant.role, DataOptions(skip_bad=skip_bad)
     if has_sentences(data):
-        pairs = load_pairs(data, HELD_OUT, DataOptions(), preprocessing).first(count)
+        pairs = load_pairs(data, HELD_OUT, asked, preprocessing).first(count)
         tokens = encode_texts(metadata, pairs.spread()[0][:count], truncate=True)
         return {role: {"image": np.asarray(pairs.images)}, "text": {"tokens": tokens}}
-    dataset = load_data(data, HELD_OUT, preprocessing=preprocessing)
+    dataset = load_data(data, HELD_OUT, preprocessing=preprocessing, asked=asked)
     inputs = {role: {"image": dataset.images[:count]}}
     if "text" in variant.components:
         written = prompts(dataset.class_names, default_templates(metadata["tokenizer"]))

@@ -277,14 +277,14 @@ def _own_masked(
     return data.first(options.limit)
 
 
-def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
+def load_inputs(variant: VariantFiles, data: str, count: int, skip_bad: int = 0) -> Inputs:
     """Return the first scenes with the initial states of the slots.
 
     Shapes: image [n h w c], initial_state [n k s], n at most `count`.
     Raises: SaccadeError if the model takes no image.
     """
     preprocessing, metadata = variant.images(), variant.runtime_metadata
-    options = EvaluateOptions(data=data, limit=max(2, count))
+    options = EvaluateOptions(data=data, limit=max(2, count), skip_bad=skip_bad)
     if data in ("shapes", "tetrominoes"):
         images = masked_images(preprocessing, options).images
     else:

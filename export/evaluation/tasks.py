@@ -97,15 +97,15 @@ def task_asked(
     return chosen, known[chosen]
 
 
-def inputs_of(variant: VariantFiles, data: str, count: int) -> Inputs:
+def inputs_of(variant: VariantFiles, data: str, count: int, skip_bad: int = 0) -> Inputs:
     """Return the first samples of a variant's data as inputs of its components, by role.
 
     Shapes: each [n ...] with n at most `count`.
     Raises: SaccadeError if no data fits the variant.
     """
     task = next(iter(tasks_of(variant.main.variant.family).values()))
-    load: Callable[[VariantFiles, str, int], Inputs] = imported(task.inputs)
-    return load(variant, data, count)
+    load: Callable[[VariantFiles, str, int, int], Inputs] = imported(task.inputs)
+    return load(variant, data, count, skip_bad)
 
 
 if TYPE_CHECKING:

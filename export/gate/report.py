@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saccade.core.sizes import counted
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Parity
 from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS, exceeded
@@ -125,6 +126,7 @@ class GateReport:
         notes = [
             *(Text(problem, "red") for problem in problems),
             *(_certificate(policy) for policy in self.policies),
+            *(Text(words, "yellow") for row in self.variants if (words := _undecided(row))),
             *(Text(words) for name, words in _LEGEND.items() if name in names),
             *map(Text, self.images),
         ]
@@ -161,6 +163,21 @@ def _certificate(report: CertificateReport) -> "Text":
         return Text(str(report.problem), "red")
     risk, bound = report.policy.risk, report.policy.bound
     return Text(f"policy {report.name}: risk {risk:g} certified again, bound {bound:.4f}")
+
+
+def _undecided(row: VariantReport) -> str:
+    """Say how little is known of a change of the score, if its interval exceeds the threshold."""
+    parity = row.parity
+    score = parity.score if parity else None
+    if parity is None or score is None or score.low is None or score.high is None:
+        return ""
+    if score.decided(parity.thresholds["score_points"]):
+        return ""
+    return (
+        f"{row.name}: {counted(score.samples, 'sample')} say little about the score: with 95 % it "
+        f"changes by {score.low:+.2g} to {score.high:+.2g} points (--calibrate-on more images, or "
+        "--gate thorough)"
+    )
 
 
 def _words(name: str) -> str:

@@ -17,7 +17,7 @@ from saccade.models.checkpoint_format import AUTHORS_DATA, Header
 from saccade.models.data.datasets import is_unlabelled, load_data, unlabelled_images
 from saccade.models.data.options import DataOptions, keeps_loaded
 from saccade.models.data.samples.images import at_size
-from saccade.models.data.splits import CALIBRATION_SAMPLES
+from saccade.models.data.splits import CALIBRATION_SAMPLES, EmptySplit
 from saccade.models.interface import Arrays, Component, TensorSpec
 from saccade.models.preprocessing import Preprocessing
 
@@ -51,7 +51,7 @@ def own_images(
 ) -> OwnImages:
     """Read the images of `--calibrate-on`: any `--data`, or a folder of images without labels.
 
-    Of labeled data with splits, they are training images.
+    Of labeled data with splits, they are training images, or all if there are none.
 
     Raises: SaccadeError if the model takes no image, or the data cannot be read or has fewer than
         LEAST images.
@@ -64,19 +64,22 @@ def own_images(
         images = unlabelled_images(Path(data), preprocessing, CALIBRATION_SAMPLES)
         return _of(Path(data).name, images, None, "images without labels")
     asked = DataOptions(most=CALIBRATION_SAMPLES)
+    kind = "training images"
     try:
-        dataset = load_data(data, "train", preprocessing=preprocessing, asked=asked)
+        try:
+            dataset = load_data(data, "train", preprocessing=preprocessing, asked=asked)
+        except EmptySplit:  # such as of a folder that only has val
+            dataset = load_data(data, "all", preprocessing=preprocessing, asked=asked)
+            kind = "images (none of them for training)"
     except SaccadeError as error:
         raise SaccadeError(
             f"--calibrate-on {error} Labels are not needed: a folder may also have images alone."
         ) from error
     if not set(dataset.class_names) <= set(labels):
-        return _of(
-            dataset.name, dataset.images, None, "training images, whose labels are not the model's,"
-        )
+        return _of(dataset.name, dataset.images, None, f"{kind}, whose labels are not the model's,")
     index = np.array([labels.index(name) for name in dataset.class_names], dtype=np.int64)
     known = index[dataset.labels]
-    return _of(dataset.name, dataset.images, known, "training images with labels")
+    return _of(dataset.name, dataset.images, known, f"{kind} with labels")
 
 
 def _of(name: str, images: np.ndarray, labels: np.ndarray | None, kind: str) -> OwnImages:

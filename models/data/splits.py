@@ -72,20 +72,24 @@ def held_out(split_of: np.ndarray | None) -> str:
     return "validation"
 
 
+class EmptySplit(SaccadeError):
+    """Raised for data that has no samples in a split."""
+
+
 def chosen_rows(
     path: Path, split: str, labels: np.ndarray, split_of: np.ndarray | None = None
 ) -> np.ndarray:
     """Return the rows of a split; `all` is every row, those of training first.
 
     Shapes: -> int64 [rows].
-    Raises: SaccadeError if the split is empty.
+    Raises: EmptySplit if the split is empty.
     """
     parts = rows_by_split(labels, split_of)
     rows = np.concatenate(list(parts.values())) if split == "all" else parts[split]
     if not len(rows):
         sizes = ", ".join(f"{name} {len(part):,}" for name, part in parts.items())
         filled = [name for name, part in parts.items() if len(part)]
-        raise SaccadeError(
+        raise EmptySplit(
             f"{path}: its {split} split is empty ({sizes}). Add samples to it, or choose another "
             f"split ({', '.join(filled)}, or all) where the command has --split."
         )

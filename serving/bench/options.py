@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from saccade.core.errors import SaccadeError
 from saccade.core.machine import cores
 from saccade.core.options import Options
-from saccade.core.schema import Length, Range
+from saccade.core.schema import Length, Natural, Range
 from saccade.exporter.artefact.variant import PRECISIONS, check_chosen
 from saccade.exporter.evaluation.tasks import EvaluateOptions, SampleLimit, SplitName, TaskName
 from saccade.exporter.runtimes.runtime import (
@@ -40,6 +40,7 @@ class MeasureOptions(Options):
     force: bool = False  # replace an existing folder at --out
     task: TaskName | None = None  # task to score; default: the family's main task
     limit: SampleLimit | None = None  # most test samples to score
+    skip_bad: Natural = 0  # leave out at most this many unreadable rows
     server: bool = True  # also measure through a server; --no-server: measure in process only
     runtime: RuntimeName = DEFAULT  # runtime for the variants
     # run custom ops with saccade's kernels if they can be built; --no-op-library: run custom ops
@@ -54,7 +55,7 @@ class MeasureOptions(Options):
     seed: int = 0  # seed for the order of the measurements
 
     groups: ClassVar[Mapping[str, str]] = {
-        "data": "data split task limit",
+        "data": "data split task limit skip_bad",
         "measurement": "server seconds rounds concurrency seed",
         "runtime": "runtime op_library",
     }
@@ -66,6 +67,7 @@ class MeasureOptions(Options):
             split=self.split,
             task=self.task,
             limit=self.limit,
+            skip_bad=self.skip_bad,
             runtime=self.runtime,
             op_library=self.op_library,
         )

@@ -14,6 +14,7 @@ from saccade.core.machine import this_machine
 from saccade.core.progress import progress_of
 from saccade.exporter.artefact.frontier import POLICIES, ROUNDS
 from saccade.models.data.datasets import HELD_OUT, load_data
+from saccade.models.data.options import DataOptions
 from saccade.models.scores.results import wilson
 from saccade.serving.bench.figures import bare_text, clients_of, interval_text, times_text
 from saccade.serving.bench.load import LoadGenerator, Stream
@@ -158,7 +159,10 @@ def _images(view: RouterView, options: BenchOptions) -> tuple[np.ndarray, np.nda
             )
         noise = np.random.default_rng(options.seed)
         return noise.integers(0, 256, (DISTINCT_REQUESTS, height, width, 3), dtype=np.uint8), None
-    data = load_data(options.data, options.split or HELD_OUT, side_px=max(height, width))
+    data = load_data(
+        options.data, options.split or HELD_OUT, side_px=max(height, width),
+        asked=DataOptions(skip_bad=options.skip_bad),
+    )  # fmt: skip
     return data.images[: options.limit], data.labels[: options.limit]
 
 

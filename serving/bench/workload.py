@@ -131,7 +131,7 @@ def workload_of(folder: ArtefactFolder | Path | str, options: BenchOptions) -> W
     opened = [
         OpenVariant(
             variant,
-            inputs_of(variant, data, DISTINCT_REQUESTS),
+            inputs_of(variant, data, DISTINCT_REQUESTS, options.skip_bad),
             {role: component.run for role, component in model.components.items()},
             load,
         )

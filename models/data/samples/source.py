@@ -28,7 +28,10 @@ SPLIT_NAMES: Mapping[str, str] = {
 }
 _SPLIT_IN_NAME = re.compile(rf"(?:^|[-_./])({'|'.join(SPLIT_NAMES)})(?=[-_./\d]|$)")
 _NAMED = 3  # files in a note
-SKIP_HINT = " Commands with --skip-bad N leave out up to N such rows, and list them."
+SKIP_HINT = (
+    " With --skip-bad N, train, evaluate, select, bench, sweep and calibrate leave out up to N "
+    "such rows, and list them."
+)
 Beside = Literal["label", "sentence", "mask"]  # what is wanted of each image
 
 

@@ -203,7 +203,10 @@ def _try_data(checkpoint: Checkpoint, options: SweepOptions) -> None:
     task_asked(checkpoint.family, options.task, checkpoint.path)
     if options.task is None:
         limit = min(options.limit or _TRIED_SAMPLES, _TRIED_SAMPLES)
-        evaluate(checkpoint.path, EvaluateOptions(options.data, split=options.split, limit=limit))
+        tried = EvaluateOptions(
+            options.data, split=options.split, limit=limit, skip_bad=options.skip_bad
+        )
+        evaluate(checkpoint.path, tried)
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,7 @@ class Turns:
     def _inputs(self, ready: ReadyPoint) -> Inputs:
         """Return the inputs of a variant by role."""
         data = self.options.data or ready.result.data
-        return inputs_of(ready.variant, data, DISTINCT_REQUESTS)
+        return inputs_of(ready.variant, data, DISTINCT_REQUESTS, self.options.skip_bad)
 
     def _load(self, variant: VariantFiles, threads: int) -> dict[str, Runner]:
         parts = variant.components.values()

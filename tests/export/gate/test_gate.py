@@ -18,7 +18,7 @@ from quick_gate import FEW_SAMPLES
 from saccade.core.errors import SaccadeError
 from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.manifest import SUFFIX, Parity
+from saccade.exporter.artefact.manifest import SUFFIX, Parity, ScoreChange
 from saccade.exporter.gate.gate import measure, verify
 from saccade.exporter.gate.metrics import (
     FLOORS,
@@ -88,6 +88,21 @@ def test_verify_passes_on_an_export(tiny_folder: Path) -> None:
         assert row["floor"] == FLOOR
     text = shown(report)
     assert "at most, fp32" in text
+
+
+def test_a_score_that_few_samples_decide_has_its_interval(tiny_folder: Path) -> None:
+    row = verify(tiny_folder).variants[0]
+    assert row.parity is not None
+
+    def said(change: ScoreChange) -> str:
+        measured = VariantReport.of(row.name, replace(row.parity, score=change))
+        return " ".join(shown(GateReport(tiny_folder, (measured,))).split())
+
+    few = said(ScoreChange(samples=4, points=0.0, low=-70.3, high=70.3))
+    assert f"{row.name}: 4 samples say little about the score: with 95 %" in few
+    assert "by -70 to +70 points" in few
+    assert "say little" not in said(ScoreChange(samples=4000, points=0.0, low=-0.1, high=0.1))
+    assert "say little" not in said(ScoreChange(samples=4, points=0.0))  # of the family's own
 
 
 def test_one_changed_weight_fails(pair: Path) -> None:

@@ -19,7 +19,9 @@ def direction(model: Any, options: Any) -> EvaluationResult:
     return EvaluationResult(model.name, "direction", "stripes", sha256_of(images), scores, samples)
 
 
-def load_inputs(variant: Any, data: str, count: int) -> dict[str, dict[str, np.ndarray]]:
+def load_inputs(
+    variant: Any, data: str, count: int, skip_bad: int = 0
+) -> dict[str, dict[str, np.ndarray]]:
     """The first test pictures."""
     images, _ = stripes("test", count)
     return {"": {"image": images, "sign": np.ones((count, 1), np.float32)}}

@@ -58,6 +58,14 @@ def test_labels_are_used_if_they_are_the_models(tmp_path: Path) -> None:
     assert other.labels is None and "whose labels are not the model's" in other.described
 
 
+def test_of_data_without_training_images_all_are_used(tmp_path: Path) -> None:
+    for split in ("val", "test"):
+        drawn(tmp_path / "pets" / split / "dog", 15)
+        drawn(tmp_path / "pets" / split / "cat", 15)
+    own = own_images(str(tmp_path / "pets"), TAKEN, LABELS)
+    assert own.described == "60 images (none of them for training) with labels of pets"
+
+
 def test_other_inputs_are_as_many_and_old_answers_are_left_out(tmp_path: Path) -> None:
     drawn(tmp_path / "pets" / "dog", 20)
     drawn(tmp_path / "pets" / "cat", 20)

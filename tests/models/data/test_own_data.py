@@ -308,7 +308,7 @@ def test_unreadable_rows_are_left_out_and_counted(
     ):
         loaded(1)
     with pytest.raises(
-        SaccadeError, match=r"row 7: images/1/002.png: .*it. Commands with --skip-bad"
+        SaccadeError, match=r"row 7: images/1/002.png: .*it. With --skip-bad N, train,"
     ):
         loaded(0)
 

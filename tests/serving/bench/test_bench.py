@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from folder_walk import MOST, openings, walked
+from PIL import Image
 from policy_files import write_policy
 from report_figures import shown
 
@@ -46,6 +47,20 @@ def data(tmp_path_factory):
 @pytest.fixture
 def folder(tiny_folder, tmp_path):
     return Path(shutil.copytree(tiny_folder, tmp_path / "nac"))
+
+
+def test_an_unreadable_image_can_be_left_out(folder, tmp_path):
+    place = tmp_path / "photos" / "test" / "0"
+    place.mkdir(parents=True)
+    for index in range(20):
+        Image.new("L", (8, 8), index).save(place / f"{index:02}.png")
+    (place / "03.png").write_bytes(b"\x89PNG")
+    given = {"data": str(tmp_path / "photos"), "split": "all", "server": False, **SHORT}
+    with pytest.raises(SaccadeError, match=r"03.png.*With --skip-bad N, .*bench"):
+        bench(folder, BenchOptions(tmp_path / "report", **given))
+    bench(folder, BenchOptions(tmp_path / "report", **given, skip_bad=1))
+    frontier = json.loads((folder / "frontier.json").read_text())
+    assert {one["score"]["n"] for one in frontier["entries"]} == {19}
 
 
 @pytest.fixture(scope="module")
