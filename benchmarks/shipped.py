@@ -86,8 +86,8 @@ MODELS = {
         "scores of shorter twins of this circuit, and of the file that it replaces, were known "
         "when its number of steps was set. What the sparse links and the module dropout contribute "
         "was measured with twins: see the "
-        "[results](../../../../benchmarks/results/digits_sum.json) and "
-        "[docs/budgets.md](../../../../docs/budgets.md).",
+        "[results](../../benchmarks/results/digits_sum.json) and "
+        "[docs/budgets.md](../../docs/budgets.md).",
     ),
     "listops": Shipped(
         "nac",

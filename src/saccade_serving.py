@@ -42,6 +42,5 @@ def refusal(place: Path) -> str:
     return (
         f"found another project called `saccade` ({place}). Its package has the same name as that "
         "of saccade-serving and overwrites its files. Remove it with: pip uninstall saccade. "
-        "Then reinstall this one with: pip install --force-reinstall --no-deps "
-        "saccade-serving (in a clone: pip install --force-reinstall --no-deps .)"
+        "Then reinstall this one, in a clone with: pip install --force-reinstall --no-deps ."
     )

@@ -43,6 +43,7 @@ SLOW_FILES = {
     "test_fixed_order.py",
     "test_five_ops.py",
     "test_graph_limits.py",
+    "test_help_examples.py",
     "test_inline_ops.py",
     "test_killed.py",
     "test_library.py",

@@ -57,7 +57,7 @@ def obstacle(environment: Mapping[str, str]) -> str:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter
         import opentelemetry.sdk.trace.export  # noqa: F401
     except ImportError as error:
-        return f"{error}; install it with: pip install 'saccade-serving[trace]'"
+        return f"{error}; install saccade with the extra `trace`"
     return ""
 
 

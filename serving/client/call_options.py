@@ -36,7 +36,7 @@ class PolicyOptions(CallOptions):
 class ClassifyOptions(PolicyOptions):
     """Options of classify: at most one of those that choose the variant, or the policy."""
 
-    min_score: float | None = None  # use the fastest variant whose score is surely at least this
+    min_score: float | None = None  # fastest variant whose lower 95 % bound is at least this
     # use the best variant with a measured p95 of at most this; with a policy or from a repository
     # with --slo-ms: answer within this time, with less compute under load
     max_latency_ms: float | None = None

@@ -147,14 +147,15 @@ def _several(info: Kind) -> Way[Any] | None:
 
 
 def _names(info: Kind) -> Way[Any] | None:
-    if (known := getattr(info.type, "names", None)) is None:
+    kinds = [kind for kind in get_args(info.type) or (info.type,) if kind is not NoneType]
+    if len(kinds) != 1 or (known := getattr(kinds[0], "names", None)) is None:
         return None
     return Way(
         nargs=1,
         metavar=f"{{{','.join(imported(known)())}}}",
         instance_from_str=lambda words: words[0],
-        is_instance=lambda value: isinstance(value, str),
-        str_from_instance=lambda value: [value],
+        is_instance=lambda value: value is None or isinstance(value, str),
+        str_from_instance=lambda value: [str(value)],
     )
 
 

@@ -37,7 +37,7 @@ class PredictOptions(Options):
     task: Task | None = None  # kind of answer; default: the model's main one
     # use the largest variant within this budget: a number, or a name such as fast or t2
     budget: float | str | None = None
-    min_score: float | None = None  # use the fastest variant whose score is surely at least this
+    min_score: float | None = None  # fastest variant whose lower 95 % bound is at least this
     max_latency_ms: float | None = None  # use the best variant with a measured p95 of at most this
     policy: str | None = None  # follow the policy of this name, written by `saccade calibrate`
     max_risk: float | None = None  # follow the cheapest policy certified for it; 0: full model

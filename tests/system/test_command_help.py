@@ -65,7 +65,7 @@ def test_help_ends_with_examples(saccade, command):
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))
 def test_help_names_no_none_and_shows_what_all_commands_have_last(saccade, command):
     _, out, _ = saccade(command, "--help")
-    assert "None" not in re.sub(r"\s+", " ", out).partition("options ─")[2]
+    assert "None" not in out
     _, _, boxes = out.partition("show this help message")  # after the usage
     own, _, common = boxes.partition("common options")
     assert all(flag in common and flag not in own for flag in ("--json", "--quiet", "--verbose"))

@@ -14,11 +14,10 @@ import pytest
 from places import ROOT, module_at
 
 import saccade
-from saccade.core.errors import DISTRIBUTION
 from saccade.exporter.export import ExportOptions
 from saccade.serving.commands import cli
 
-yaml = pytest.importorskip("yaml", reason=f"pyyaml is missing: pip install '{DISTRIBUTION}[dev]'")
+yaml = pytest.importorskip("yaml", reason="pyyaml is missing: pip install '.[dev]'")
 
 SITE = ROOT / "docs_site"
 # Made by docs_site/reference.py, or taken over from elsewhere in the tree by the hook.

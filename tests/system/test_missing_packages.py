@@ -12,7 +12,7 @@ import tomllib
 import pytest
 from places import ROOT
 
-from saccade.core.errors import _EXTRAS, missing_package
+from saccade.core.errors import _EXTRAS, install, missing_package
 from saccade.serving.commands import cli
 
 IMAGE = str(ROOT / "docs" / "examples" / "seven.png")
@@ -79,8 +79,7 @@ def test_no_command_ends_in_a_trace_without_the_extras(tiny_folder, tmp_path):
     for name, (code, told) in json.loads(done.stdout).items():
         assert code in (0, 1, 2, 3) and "Traceback" not in told, f"{name}: {code}: {told}"
         if extra := cli.COMMANDS[name].extra:
-            install = f"pip install 'saccade-serving[{extra}]'"
-            assert code == 2 and install in told, f"{name}: {told}"
+            assert code == 2 and install(extra) in told, f"{name}: {told}"
 
 
 def test_every_package_of_an_extra_is_known_by_that_extra():

@@ -15,7 +15,8 @@ from places import PACKAGE, ROOT, module_at, package_files
 
 import saccade
 import saccade_serving
-from saccade.core.errors import DISTRIBUTION, MissingPackage, require
+from saccade.core import errors
+from saccade.core.errors import DISTRIBUTION, MissingPackage, install, require
 from saccade.core.machine import version_of
 
 
@@ -115,8 +116,22 @@ def test_a_clone_beside_a_script_does_not_hide_the_package(tmp_path):
 
 
 def test_missing_extra_names_the_pip_command():
-    with pytest.raises(MissingPackage, match=r"pip install 'saccade-serving\[export\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install '\S+\[export\]'"):
         require("a_package_that_is_not_there", extra="export")
+
+
+def test_what_is_not_published_is_installed_from_a_clone(monkeypatch):
+    assert install("cpu") == "pip install '.[cpu]' (in a clone of the repository)"
+    monkeypatch.setattr(errors, "PUBLISHED", True)
+    assert install("cpu") == f"pip install '{DISTRIBUTION}[cpu]'"
+
+
+@pytest.mark.skipif(errors.PUBLISHED, reason="the distribution is on PyPI")
+def test_nothing_tells_to_install_what_is_not_published(names):
+    told = re.compile(rf"pip install [^\n`]*{DISTRIBUTION}(?!-)")
+    shown = [name for name in names if name.endswith((".py", ".md", ".ipynb", ".sh", ".toml"))]
+    found = {name: told.findall((ROOT / name).read_text()) for name in shown}
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 def test_nothing_tells_to_install_the_other_project_called_saccade(names):
@@ -161,7 +176,7 @@ def test_beside_the_other_project_called_saccade_nothing_runs(command, tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"saccade: found another project called `saccade` ({place})")
-    assert "pip uninstall saccade. Then reinstall this one with: pip install" in line
+    assert "pip uninstall saccade. Then reinstall this one, in a clone with: pip install" in line
     assert DISTRIBUTION in line
 
 

@@ -5,6 +5,7 @@ from importlib import import_module
 from types import ModuleType
 
 DISTRIBUTION = "saccade-serving"
+PUBLISHED = False  # whether PyPI has it; messages and a test of the pages follow
 
 
 class SaccadeError(Exception):
@@ -56,7 +57,8 @@ class MissingPackage(SaccadeError):
 
 def install(extra: str) -> str:
     """Return the pip command that installs an extra; `saccade` on PyPI is another project."""
-    return f"pip install '{DISTRIBUTION}[{extra}]' (in a clone: pip install '.[{extra}]')"
+    name = DISTRIBUTION if PUBLISHED else "."
+    return f"pip install '{name}[{extra}]'{'' if PUBLISHED else ' (in a clone of the repository)'}"
 
 
 # The extra that installs each package, by the package's import name.

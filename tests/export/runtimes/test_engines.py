@@ -165,7 +165,7 @@ def test_what_it_is_built_from_is_not_replaced(folder: Path) -> None:
 def test_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for engine in (None, "tensorrt", "tensorrt-rtx"):
-        with pytest.raises(MissingPackage, match=r"without a GPU.*'saccade-serving\[rtx\]'"):
+        with pytest.raises(MissingPackage, match=r"without a GPU.*'\S+\[rtx\]'"):
             build(folder, BuildOptions(engine=engine))
 
 

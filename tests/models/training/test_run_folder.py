@@ -139,5 +139,5 @@ def test_a_folder_is_replaced_as_a_whole_and_never_with_its_inputs(
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["old"]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(SaccadeError, match=r"saccade-serving\[bench\]"):
+    with pytest.raises(SaccadeError, match=r"\S+\[bench\]"):
         train("nac", options_in(tmp_path / "other", data))

@@ -429,7 +429,7 @@ def test_a_store_that_was_never_reached_is_not_waited_for(flag, run, images, mon
 @pytest.mark.parametrize(("missing", "runner"), [("pyarrow", "local"), ("ray", "ray")])
 def test_without_the_extra(run, images, monkeypatch, missing, runner):
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(MissingPackage, match=rf"{missing} .*pip install 'saccade-serving\[bulk\]'"):
+    with pytest.raises(MissingPackage, match=rf"{missing} .*pip install '\S+\[bulk\]'"):
         run(images, runner=runner)
     assert not (images.parent / "out").exists()
 

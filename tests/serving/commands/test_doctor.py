@@ -54,7 +54,7 @@ def test_missing_package_names_its_use_and_the_pip_command(pretend):
     assert not row(report, "scikit-learn").good
     assert not report.uses()["export"] and not report.uses()["bench"]
     assert report.exit_code == 0  # one can still call a server
-    assert "pip install 'saccade-serving[export]'" in shown(report.to_text(), 200)
+    assert install("export") in shown(report.to_text(), 200)
 
 
 def test_missing_core_package_is_a_failure(pretend):

@@ -142,7 +142,7 @@ NEEDED = {name: {"--labels"} for name in ("nac", "sot", "vit", "deit", "swin", "
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_foreign_checkpoint_names_its_converter(source, tmp_path):
-    pytest.importorskip("msgpack", reason="pip install 'saccade-serving[export]'")
+    pytest.importorskip("msgpack", reason="pip install '.[export]'")
     import official_files
 
     file = official_files.FILES[source](tmp_path)

@@ -165,7 +165,7 @@ def test_consent_is_asked_on_a_terminal(answer, starts, needs_server, monkeypatc
 def test_missing_server_names_the_pip_command(tiny_repository, monkeypatch, tmp_path):
     monkeypatch.setattr(installation.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingPackage, match=r"pip install 'saccade-serving\[serve\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install '\S+\[serve\]'"):
         Server(tiny_repository, ServeOptions(**FREE_PORTS)).__enter__()
 
 
@@ -198,7 +198,7 @@ def test_missing_libpython_is_found_before_the_server_hangs(
 
 def test_numpy_2_is_refused(needs_server, monkeypatch):
     monkeypatch.setattr(installation.metadata, "version", lambda name: "2.1.0")
-    with pytest.raises(MissingPackage, match=r"numpy 2\.1\.0.*saccade-serving\[serve\]"):
+    with pytest.raises(MissingPackage, match=r"numpy 2\.1\.0.*\S+\[serve\]"):
         installation.check_installation(installation.find_installation())
 
 
