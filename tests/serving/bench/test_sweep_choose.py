@@ -151,7 +151,7 @@ def test_the_command_says_why_and_none_is_exit_1(folder, capsys):
     assert said.startswith("nac-b0125-fp32: the best score (if tied, the fastest) of 1 variant wi")
     assert "With --max-latency-ms at least 5: nac-b0250-fp32." in said and "3,600" in said
     assert "Measured on a CPU, 2 cores, onnxruntime 1.31.1 CPU, one thread." in said
-    assert "Scored on 1,000 samples of digits." in said
+    assert "Scored on 100 samples of digits." in said
     assert "top-1 %  at least %" in said and "80.00       78.00" in said
     assert "bytes" not in said
     assert run(["choose", str(folder), "--min-score", "0.99", "--json"]) == 1
