@@ -161,7 +161,7 @@ def maps_png(
     """Draw each model's title, the image, and its maps; return PNG bytes.
 
     Shapes: pixels uint8 [h w 3].
-    Units:  text_pt is the size of the maps' titles in points, of an image 1.9 inches a column.
+    Units:  text_pt is the size of titles of maps, in points; a column has 1.9 inches.
     Raises: MissingPackage without matplotlib.
     """
     matplotlib = require("matplotlib", extra="bench")
