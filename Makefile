@@ -22,6 +22,7 @@ demo: $(STAMP) ## train, export, verify, serve and benchmark; prints a table and
 
 docs: $(STAMP) $(DOCS_TOOLS)/.installed ## build the documentation site in build/docs/site and check its links
 	$(BIN)/python docs_site/reference.py
+	$(BIN)/python docs_site/notebooks.py
 	NO_MKDOCS_2_WARNING=1 $(DOCS_TOOLS)/bin/mkdocs build --strict --clean
 	$(BIN)/python docs_site/check_built.py
 

@@ -10,6 +10,7 @@ go to results/gallery.json, from which the page's text is written.
 
 import argparse
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,9 @@ QUESTIONS = (
     "how many objects are there ?",
 )
 PHOTOGRAPHS = ("china", "flower")
-MOST_PANELS = 7
-SCALE = 0.6  # keeps the files small
+MOST_PANELS = 5
+COLUMNS, TEXT_PT = 3, 11  # so that the text can be read on a phone
+SCALE = 0.9  # keeps the files small
 
 
 def main() -> None:
@@ -63,7 +65,10 @@ def main() -> None:
         if options.only not in ("", name):
             continue
         pixels, rows = draw()
-        pictures = [maps_png([row], one) for row, one in zip(rows, pixels, strict=True)]
+        pictures = [
+            maps_png([row], one, columns=COLUMNS, text_pt=TEXT_PT)
+            for row, one in zip(rows, pixels, strict=True)
+        ]
         (options.out / f"{name}.png").write_bytes(small_png(pictures))
         answers[name] = [{"title": row.title, **row.figures} for row in rows]
         print(name, *(row.title for row in rows), sep="\n  ")
@@ -139,7 +144,7 @@ def answered() -> tuple[list[np.ndarray], list[MapRow]]:
     for text, maps, chances in zip(QUESTIONS, out["attention"], out["probabilities"], strict=True):
         answer = model.labels[int(chances.argmax())]
         weights = maps.reshape(model.runtime_metadata["grid"])
-        panels.append(Panel(f"{text}\n{answer}, {zero_share(weights)}", weights))
+        panels.append(Panel(f"{textwrap.fill(text, 20)}\n{answer}, {zero_share(weights)}", weights))
         figures[text] = {"answer": answer, "probability": float(chances.max())}
     row = MapRow("vqa-shapes: one scene, three questions", tuple(panels), figures)
     return [resized(pixels, SIDE_PX)], [row]

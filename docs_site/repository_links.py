@@ -78,7 +78,8 @@ def _target(source: Path, link: str, page: Page, config: MkDocsConfig, files: Fi
     if name in ELSEWHERE:
         place = ELSEWHERE[name]
     elif name.startswith("docs/"):
-        place = name.removeprefix("docs/")
+        # A notebook is a page with its outputs (notebooks.py).
+        place = re.sub(r"\.ipynb$", ".md", name.removeprefix("docs/"))
         if not path.name.endswith(".html"):
             return _relative(place, page)
     else:

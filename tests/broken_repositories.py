@@ -336,7 +336,7 @@ HASHES = {
         write(f"{FULL}/labels.txt", b"a\nb\nc\n"),
         "labels.txt: was changed after it was written",
     ),
-    "missing": (remove(f"{FULL}/1/model.onnx"), "model.onnx is missing"),
+    "missing": (remove(f"{FULL}/1/model.onnx"), "model.onnx: is missing"),
     "added": (write(f"{MODEL}/1/sitecustomize.py", b"x"), "was not written by saccade"),
     "a link out": (link_out, "is a link to"),
     "a pipe": (pipe, "is neither a file nor a folder"),

@@ -50,7 +50,7 @@ def ways_to_write() -> tyro.constructors.ConstructorRegistry:
     registry = tyro.constructors.ConstructorRegistry()
     for rule in (_one, _choice, _several, _names, _overrides):
         registry.primitive_rule(rule)
-    registry.struct_rule(_options_rule())
+    registry.struct_rule(_options)
     registry.struct_rule(_group)
     return registry
 
@@ -171,26 +171,24 @@ def _overrides(info: Kind) -> Way[Any] | None:
     )
 
 
-def _options_rule() -> Callable[[Struct], Fields | None]:
+_BUSY: set[type] = set()  # a nested query, also of another parser, gets the parser's own rule
+
+
+def _options(info: Struct) -> Fields | None:
     """Rule for options: the parser's own for a dataclass, with help texts that fit the flags."""
-    busy: set[type] = set()
-
-    def rule(info: Struct) -> Fields | None:
-        is_options = isinstance(info.type, type) and issubclass(info.type, Options)
-        if not is_options or info.type in busy:
-            return None
-        busy.add(info.type)  # a nested query gets the parser's own rule
-        try:
-            spec = tyro.constructors.ConstructorRegistry.get_struct_spec(info)
-        finally:
-            busy.discard(info.type)
-        if not isinstance(spec, Fields):
-            return None
-        plain = get_type_hints(info.type)  # the options check their ranges themselves
-        typed = [replace(field, type=plain[field.name]) for field in spec.fields]
-        return _grouped(replace(spec, fields=tuple(map(_with_help, typed))), info.type.groups)
-
-    return rule
+    is_options = isinstance(info.type, type) and issubclass(info.type, Options)
+    if not is_options or info.type in _BUSY:
+        return None
+    _BUSY.add(info.type)
+    try:
+        spec = tyro.constructors.ConstructorRegistry.get_struct_spec(info)
+    finally:
+        _BUSY.discard(info.type)
+    if not isinstance(spec, Fields):
+        return None
+    plain = get_type_hints(info.type)  # the options check their ranges themselves
+    typed = [replace(field, type=plain[field.name]) for field in spec.fields]
+    return _grouped(replace(spec, fields=tuple(map(_with_help, typed))), info.type.groups)
 
 
 class _Group:

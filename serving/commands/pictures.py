@@ -155,36 +155,42 @@ def _font() -> Any:
     return ImageFont.load_default(size=18)
 
 
-def maps_png(rows: Sequence[MapRow], pixels: np.ndarray) -> bytes:
+def maps_png(
+    rows: Sequence[MapRow], pixels: np.ndarray, *, columns: int = _COLUMNS, text_pt: float = 8
+) -> bytes:
     """Draw each model's title, the image, and its maps; return PNG bytes.
 
     Shapes: pixels uint8 [h w 3].
+    Units:  text_pt is the size of titles of maps, in points; a column has 1.9 inches.
     Raises: MissingPackage without matplotlib.
     """
     matplotlib = require("matplotlib", extra="bench")
     buffer = io.BytesIO()
     # Labels are plain text: matplotlib would read text between two dollar signs as a formula.
-    with matplotlib.rc_context({"text.parse_math": False}):
+    text = {"text.parse_math": False, "axes.titlesize": text_pt, "figure.titlesize": text_pt + 3}
+    with matplotlib.rc_context(text):
         # Leave out the version, so that the same maps give the same bytes.
-        _figure(rows, pixels).savefig(buffer, format="png", metadata={"Software": None})
+        _figure(rows, pixels, columns, text_pt / 8).savefig(
+            buffer, format="png", metadata={"Software": None}
+        )
     return buffer.getvalue()
 
 
-def _figure(rows: Sequence[MapRow], pixels: np.ndarray) -> Any:
+def _figure(rows: Sequence[MapRow], pixels: np.ndarray, columns: int, larger: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(_COLUMNS, 1 + max(len(row.panels) for row in rows))
+    columns = min(columns, 1 + max(len(row.panels) for row in rows))
     lines = [-(-(1 + len(row.panels)) // columns) for row in rows]
     width = 1.9 * columns + 0.3
-    titles = [_wrapped(row.title, width) for row in rows]
-    heads = sum(0.2 * (1 + title.count("\n")) + 0.2 for title in titles)
+    titles = [_wrapped(row.title, width / larger) for row in rows]
+    heads = larger * sum(0.2 * (1 + title.count("\n")) + 0.2 for title in titles)
     size = (width, 2.3 * sum(lines) + heads)
     figure = Figure(figsize=size, dpi=130, layout="constrained", facecolor=_PAPER)
     FigureCanvasAgg(figure)
     parts = figure.subfigures(len(rows), 1, height_ratios=lines, squeeze=False).ravel()
     for part, row, title, count in zip(parts, rows, titles, lines, strict=True):
-        part.suptitle(title, x=0.01, ha="left", fontsize=11, color=_INK, fontweight="bold")
+        part.suptitle(title, x=0.01, ha="left", color=_INK, fontweight="bold")
         axes = np.atleast_1d(part.subplots(count, columns, squeeze=False)).ravel()
         for axis in axes:
             axis.set_axis_off()
@@ -217,10 +223,10 @@ def _draw(axes: Any, panel: Panel, pixels: np.ndarray) -> None:
     if 0 < len(down) <= 400:
         places = ((right + 0.5) * width / columns, (down + 0.5) * height / rows)
         axes.scatter(*places, marker="x", s=9, linewidths=0.6, color=_QUIET)
-    axes.set_title(panel.title, fontsize=8, color=_INK)
+    axes.set_title(panel.title, color=_INK)
 
 
 def _draw_image(axes: Any, pixels: np.ndarray, title: str) -> None:
     grey = pixels.shape[2] == 1
     axes.imshow(pixels[:, :, 0] if grey else pixels, cmap="gray" if grey else None)
-    axes.set_title(title, fontsize=8, color=_INK)
+    axes.set_title(title, color=_INK)

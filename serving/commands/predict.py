@@ -151,8 +151,9 @@ def _table_of(task: str, given: dict[str, Any]) -> Path | None:
 def _written(answer: Answer, out: Path, force: bool) -> Answer:
     write_atomically(out, answers_csv(answer.data), replace=force)
     refused = [row for row in answer.data if "error" in row]
-    data = {"out": str(out), "images": len(answer.data) - len(refused), "refused": refused}
-    return Answer(data, f"{out}: {counted(data['images'], 'answer')}", answer.exit_code)
+    count = len(answer.data) - len(refused)
+    data = {"out": str(out), "images": count, "refused": refused}
+    return Answer(data, f"{out}: {counted(count, 'answer')}", answer.exit_code)
 
 
 def _task_of(view: RouterView, options: PredictOptions) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import labelled_sets
 import numpy as np
 import pytest
 from PIL import Image
@@ -241,3 +242,13 @@ def test_unknown_data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         load_data(name, "train")
     with pytest.raises(SaccadeError, match="split is 'most', expected one of train"):
         load_data("digits", "most")
+
+
+def test_which_part_is_scored_by_default_is_said(tmp_path, capsys):
+    samples = labelled_sets.digits()
+    data = labelled_sets.class_folders(tmp_path, samples)
+    tests = sum(one.split == "test" for one in samples)
+    for split, said in (("held-out", True), ("test", False), ("all", False)):
+        load_data(data, split)
+        text = f"takes its test part, {tests} of {len(samples)} samples. --split all takes"
+        assert (text in capsys.readouterr().err) == said

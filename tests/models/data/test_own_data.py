@@ -46,15 +46,6 @@ def expected(samples: list[Sample], split: str, preprocessing: Preprocessing) ->
     return np.stack([decode(one.data, wanted) for one in samples if split in (one.split, "all")])
 
 
-def test_which_part_is_scored_by_default_is_said(digits, tmp_path, capsys):
-    data = FORMATS["class folders"](tmp_path, digits)
-    tests = sum(one.split == "test" for one in digits)
-    for split, said in (("held-out", True), ("test", False), ("all", False)):
-        load_data(data, split, preprocessing=DIGITS)
-        text = f"takes its test part, {tests} of {len(digits)} samples. --split all takes"
-        assert (text in capsys.readouterr().err) == said
-
-
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_gives_the_same_samples(
     form: str, tmp_path: Path, digits: list[Sample], photographs: list[Sample]
