@@ -101,6 +101,17 @@ def test_a_start_is_part_of_the_settings_and_not_scored():
     assert tried.settings("tuned") != before
 
 
+def test_a_shipped_checkpoint_is_a_start_too(tmp_path, monkeypatch):
+    arms = {"tuned": {"init": "shipped:digits-sum"}}
+    tried = recipes.Experiment("nac", "small", arms, {})
+    given = []
+    monkeypatch.setattr(claims, "CHECKPOINTS", tmp_path)
+    monkeypatch.setattr(claims, "train", lambda family, options, progress: given.append(options))
+    claims.checkpoint(tried, "tuned", 3)
+    assert [(str(one.init), one.seed) for one in given] == [("shipped:digits-sum", 3)]
+    assert tried.scored == ("tuned",)
+
+
 def test_an_interrupted_run_keeps_what_is_finished(tmp_path, monkeypatch):
     tried = paper(above=0.0)
     out = tmp_path / "claims_p.json"
