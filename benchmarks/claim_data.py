@@ -241,11 +241,14 @@ def _statements() -> Arrays:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+_SCENES = {"train": 4000, "validation": 200, "test": 1000}
+
+
 def _small_scenes() -> Arrays:
     """Return scenes of 32 px with one object, by color and shape."""
     arrays: Arrays = {}
     for split, prefix in _PREFIXES.items():
-        drawn = scenes(split, 4000 if split == "train" else 1000, side_px=32, objects=(1, 1))
+        drawn = scenes(split, _SCENES[split], side_px=32, objects=(1, 1))
         arrays |= {
             f"{prefix}_images": drawn.images,
             f"{prefix}_labels": np.array([scene_label(things) for things in drawn.objects]),

@@ -73,9 +73,9 @@ class Claim:
 class Experiment:
     """Arms that differ in little, trained and scored alike.
 
-    `train` and each arm have fields of `TrainOptions`. `init` names another arm: a start, which is
-    trained for each seed, but not scored; or a shipped checkpoint. An entry of `evaluate` has fields of `EvaluateOptions`,
-    or the name of a `measure` with its arguments.
+    `train` and each arm have fields of `TrainOptions`. `init` names a shipped checkpoint, or
+    another arm: a start, which is trained for each seed, but not scored. An entry of `evaluate` has
+    fields of `EvaluateOptions`, or the name of a `measure` with its arguments.
     """
 
     family: str
