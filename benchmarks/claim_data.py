@@ -180,9 +180,9 @@ _WORDS = (("bad", "dull", "weak", "poor"), ("good", "fine", "great", "warm"))
 
 
 def _reviews() -> Arrays:
-    """Return short reviews as bytes, and whether more of their three judgements are good than bad.
+    """Return short reviews as bytes, and whether more of their three judgments are good than bad.
 
-    A "not" turns a judgement into the other one, so that single words do not decide.
+    A "not" turns a judgment into the other one, so that single words do not decide.
     """
     rng = np.random.default_rng(0)
     texts, labels = [], []

@@ -70,7 +70,7 @@ def main() -> None:
             panel.set_yticks([])
     handles = panels[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4, title="quadrant read most")
-    figure.savefig(options.out, dpi=110, metadata={"Software": None})
+    figure.savefig(options.out, dpi=80, metadata={"Software": None})
 
 
 if __name__ == "__main__":
