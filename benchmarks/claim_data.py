@@ -47,13 +47,16 @@ def _shifted_digits() -> Arrays:
     images, labels, _ = digits("test")
     noise = np.random.default_rng(0).normal(0, 50, images.shape)
     noisy = np.clip(images + noise, 0, 255).round().astype(np.uint8)
-    turned = np.stack([np.asarray(Image.fromarray(x[..., 0]).rotate(25)) for x in images])
-    shifted = np.concatenate([noisy, turned[..., None], 255 - images])
+    shifted = np.concatenate([noisy, _turned(images, labels)[0], 255 - images])
     return {
         "images": shifted,
         "labels": np.tile(labels, 3),
         "split": np.full(3 * len(labels), "test"),
     }
+
+
+_SIDE_PX = 2 * QUADRANT_PX
+_MIDDLE = slice((QUADRANT_PX - SIDE_PX) // 2, (QUADRANT_PX + SIDE_PX) // 2)  # of a quadrant
 
 
 def _single_digits(large: bool) -> Arrays:
@@ -70,23 +73,14 @@ def _single_digits(large: bool) -> Arrays:
         kept = np.flatnonzero(labels < 8)[rows]
         images, labels = images[kept], labels[kept]
         if large:
-            images = images.repeat(2 * QUADRANT_PX // SIDE_PX, 1).repeat(
-                2 * QUADRANT_PX // SIDE_PX, 2
-            )
+            images = images.repeat(_SIDE_PX // SIDE_PX, 1).repeat(_SIDE_PX // SIDE_PX, 2)
         else:
-            images = _placed(images, rng.integers(QUADRANTS, size=len(images)))
+            row, column = divmod(rng.integers(QUADRANTS, size=len(images)), 2)
+            canvases = np.zeros((len(images), 2, QUADRANT_PX, 2, QUADRANT_PX, 1), np.uint8)
+            canvases[np.arange(len(images)), row, _MIDDLE, column, _MIDDLE] = images
+            images = canvases.reshape(-1, _SIDE_PX, _SIDE_PX, 1)
         arrays |= {f"{prefix}_images": images, f"{prefix}_labels": labels}
     return arrays
-
-
-def _placed(images: np.ndarray, quadrant: np.ndarray) -> np.ndarray:
-    """Return each digit in the middle of one quadrant of a black canvas."""
-    margin, side = (QUADRANT_PX - SIDE_PX) // 2, 2 * QUADRANT_PX
-    canvases = np.zeros((len(images), side, side, 1), np.uint8)
-    for canvas, image, place in zip(canvases, images, quadrant, strict=True):
-        top, left = (margin + QUADRANT_PX * at for at in divmod(int(place), 2))
-        canvas[top : top + SIDE_PX, left : left + SIDE_PX] = image
-    return canvases
 
 
 def _few_scenes(count: int) -> Arrays:
