@@ -5,12 +5,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
+from claim_data import made_data
 from shipped_card import links_of
 
 from saccade.models.checkpoint import load
 from saccade.models.data.scene_texts import Phrase, read_statement
 from saccade.models.data.shapes import Scenes
 from saccade.models.data.shapes import scenes as drawn_scenes
+from saccade.models.nac.generator import CircuitInputs, generate
+from saccade.models.nac.kernel import signature_distance
 
 Scores = dict[str, float]
 
@@ -60,6 +64,24 @@ def described(drawn: Scenes, index: int, text: str) -> Iterator[tuple[int, slice
             yield fitting[0], slice(start + 1, start + 1 + len(str(phrase).split()))
 
 
+def circuits(path: Path, *, samples: int) -> Scores:
+    """Return how often the most similar circuit is one of the same kind of statement.
+
+    Circuits are compared by their probabilities of links, on test samples of `made:statements`.
+    """
+    model = load(path).build().eval()
+    with np.load(made_data("made:statements")) as arrays:
+        condition = arrays["condition"][arrays["split"] == "test"][:samples]
+    kind = condition.argmax(2).min(1) // 2  # words of fillers come after those of kinds
+    with torch.inference_mode():
+        given = CircuitInputs(torch.zeros(0), None, torch.from_numpy(condition), None)
+        signatures = generate(model.generator, model.config, given).signatures
+        distance = signature_distance(signatures, signatures)
+    link = np.exp(-distance.flatten(1).double().numpy() / model.config.epsilon)
+    apart = ((link[:, None] - link[None]) ** 2).sum(2) + np.diag(np.full(len(link), np.inf))
+    return {"same kind": float((kind[apart.argmin(1)] == kind).mean())}
+
+
 def attention_on(mask: np.ndarray, attention: np.ndarray) -> np.ndarray:
     """Return the share of each map's weight on a mask.
 
@@ -70,4 +92,8 @@ def attention_on(mask: np.ndarray, attention: np.ndarray) -> np.ndarray:
     return np.asarray((attention * cells).reshape(t, -1).sum(1) / attention.reshape(t, -1).sum(1))
 
 
-MEASURES: dict[str, Callable[..., Scores]] = {"links": links, "named_objects": named_objects}
+MEASURES: dict[str, Callable[..., Scores]] = {
+    "links": links,
+    "circuits": circuits,
+    "named_objects": named_objects,
+}

@@ -73,9 +73,9 @@ class Claim:
 class Experiment:
     """Arms that differ in little, trained and scored alike.
 
-    `train` and each arm have fields of `TrainOptions`. `init` names another arm: a start, which is
-    trained for each seed, but not scored. An entry of `evaluate` has fields of `EvaluateOptions`,
-    or the name of a `measure` with its arguments.
+    `train` and each arm have fields of `TrainOptions`. `init` names a shipped checkpoint, or
+    another arm: a start, which is trained for each seed, but not scored. An entry of `evaluate` has
+    fields of `EvaluateOptions`, or the name of a `measure` with its arguments.
     """
 
     family: str
@@ -100,7 +100,7 @@ class Experiment:
         """Return a hash of all that decides the scores of an arm, besides seed and sources."""
         training = self.training(arm)
         decides: list[Any] = [self.family, training, self.evaluate]
-        if "init" in training:
+        if training.get("init") in self.arms:
             decides.append(self.settings(training["init"]))
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -37,7 +37,9 @@ def checkpoint(experiment: Experiment, arm: str, seed: int) -> Path:
     if not out.exists():
         options = dict(experiment.training(arm))
         if "init" in options:
-            options["init"] = checkpoint(experiment, options["init"], seed)
+            start = options["init"]
+            own = start in experiment.arms
+            options["init"] = checkpoint(experiment, start, seed) if own else Path(start)
         if "data" in options:
             options["data"] = made_data(options["data"])
         train(experiment.family, TrainOptions(out, seed=seed, force=True, **options), progress=None)

@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from places import ROOT
 
 from saccade.models.data.shapes import scenes
@@ -101,6 +102,17 @@ def test_a_start_is_part_of_the_settings_and_not_scored():
     assert tried.settings("tuned") != before
 
 
+def test_a_shipped_checkpoint_is_a_start_too(tmp_path, monkeypatch):
+    arms = {"tuned": {"init": "shipped:digits-sum"}}
+    tried = recipes.Experiment("nac", "small", arms, {})
+    given = []
+    monkeypatch.setattr(claims, "CHECKPOINTS", tmp_path)
+    monkeypatch.setattr(claims, "train", lambda family, options, progress: given.append(options))
+    claims.checkpoint(tried, "tuned", 3)
+    assert [(str(one.init), one.seed) for one in given] == [("shipped:digits-sum", 3)]
+    assert tried.scored == ("tuned",)
+
+
 def test_an_interrupted_run_keeps_what_is_finished(tmp_path, monkeypatch):
     tried = paper(above=0.0)
     out = tmp_path / "claims_p.json"
@@ -119,6 +131,48 @@ def test_an_interrupted_run_keeps_what_is_finished(tmp_path, monkeypatch):
     assert sorted(kept) == ["pair/a/0", "pair/a/1"]
     assert {"commit", "date", "device", "load_average", "settings"} <= set(kept["pair/a/0"])
     assert list(tried.missing("pair", "a")) == [("a", 2), ("a", 3), ("a", 4)]
+
+
+def test_small_digits_are_in_one_quadrant_and_large_ones_fill_the_canvas():
+    small, large = (data._single_digits(large=large)["test_images"] for large in (False, True))
+    assert small.shape == large.shape == (len(small), 24, 24, 1)
+    inked = small.reshape(-1, 2, 12, 2, 12).any((2, 4)).sum((1, 2))
+    assert (inked == 1).all()
+    blocks = large.reshape(-1, 8, 3, 8, 3)
+    assert (blocks == blocks[:, :, :1, :, :1]).all()
+
+
+def test_reviews_say_what_their_labels_say():
+    made = data._reviews()
+    judged = dict.fromkeys(("good", "fine", "great", "warm"), 1)
+    for row in range(50):
+        text = bytes(made["bytes"][row, : made["lengths"][row]]).decode()
+        good = [judged.get(part.split()[-1], 0) ^ (" not " in part) for part in text.split("; ")]
+        assert len(good) == 3
+        assert (sum(good) > 1) == made["labels"][row]
+
+
+def test_circuits_are_compared_by_kind(tmp_path, monkeypatch):
+    path = tmp_path / "statements.npz"
+    condition = data._statements()["condition"][:40]
+    np.savez(path, condition=condition, split=np.full(40, "test"))
+    model = mock.MagicMock(config=SimpleNamespace(epsilon=0.25))
+    model.build.return_value.eval.return_value = model
+    monkeypatch.setattr(measures, "load", lambda path: model)
+    monkeypatch.setattr(measures, "made_data", lambda name: path)
+    kind = torch.from_numpy(condition).amax(1)[:, :8].argmax(1) // 2
+
+    def signatures(angle):
+        return torch.stack([torch.ones(40), angle.float()], 1).unflatten(1, (1, 2)).repeat(1, 2, 1)
+
+    for angle, expected in ((kind, 1.0), (torch.arange(40) % 2 * 0, None)):
+        rows = signatures(angle)
+        rows[:, 1] = torch.tensor([1.0, 0.0])  # what the other module's is compared with
+        monkeypatch.setattr(
+            measures, "generate", lambda *given, rows=rows: SimpleNamespace(signatures=rows)
+        )
+        found = measures.circuits(path, samples=40)["same kind"]
+        assert found == expected if expected else found < 0.6
 
 
 def test_the_page_is_what_the_command_writes():
