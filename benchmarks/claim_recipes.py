@@ -74,8 +74,9 @@ class Experiment:
     """Arms that differ in little, trained and scored alike.
 
     `train` and each arm have fields of `TrainOptions`. `init` names another arm: a start, which is
-    trained for each seed, but not scored. An entry of `evaluate` has fields of `EvaluateOptions`,
-    or the name of a `measure` with its arguments.
+    trained for each seed, but not scored. `read_out` changes that of a SPARO, see `claim_heads`.
+    An entry of `evaluate` has fields of `EvaluateOptions`, or the name of a `measure` with its
+    arguments.
     """
 
     family: str
