@@ -94,13 +94,15 @@ class Experiment:
 
     def training(self, arm: str) -> dict[str, Any]:
         """Return the fields of `TrainOptions` of an arm."""
-        own = self.arms[arm]
+        own = {name: value for name, value in self.arms[arm].items() if name != "read_out"}
         return self.train | own | {"set": self.train.get("set", {}) | own.get("set", {})}
 
     def settings(self, arm: str) -> str:
         """Return a hash of all that decides the scores of an arm, besides seed and sources."""
         training = self.training(arm)
         decides: list[Any] = [self.family, training, self.evaluate]
+        if "read_out" in self.arms[arm]:
+            decides.append(self.arms[arm]["read_out"])
         if "init" in training:
             decides.append(self.settings(training["init"]))
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]

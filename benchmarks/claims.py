@@ -37,7 +37,6 @@ def checkpoint(experiment: Experiment, arm: str, seed: int) -> Path:
     out = CHECKPOINTS / f"{arm}-{seed}-{experiment.settings(arm)}.safetensors"
     if not out.exists():
         options = dict(experiment.training(arm))
-        options.pop("read_out", None)
         if "init" in options:
             options["init"] = checkpoint(experiment, options["init"], seed)
         if "data" in options:
