@@ -9,8 +9,8 @@ from result_file import BUILD
 
 from saccade.models.data.digits import QUADRANT_PX, QUADRANTS, SIDE_PX, compose, digits
 from saccade.models.data.scene_texts import scene_label
-from saccade.models.data.shapes import scenes
-from saccade.models.data.tetrominoes import tetrominoes
+from saccade.models.data.shapes import SHAPES, distance, scenes
+from saccade.models.data.tetrominoes import COLOURS, PIECES, tetrominoes
 
 FOLDER = BUILD / "claims" / "data"
 Arrays = dict[str, np.ndarray]
@@ -250,6 +250,38 @@ def _small_scenes() -> Arrays:
     return arrays
 
 
+def _sized_scenes(least_px: float, most_px: float, train: int = 64, side: int = 16) -> Arrays:
+    """Return scenes of three separate shapes on black whose radii are within these bounds."""
+    arrays: Arrays = {}
+    for number, (prefix, count) in enumerate({"train": train, "val": 64, "test": 256}.items()):
+        rng = np.random.default_rng([301, number])
+        palette = np.zeros((count, PIECES + 1, 3), np.uint8)
+        palette[:, 1:] = np.array(COLOURS)[rng.integers(len(COLOURS), size=(count, PIECES))]
+        masks = np.stack([_separate_shapes(rng, least_px, most_px, side) for _ in range(count)])
+        images = palette[np.arange(count)[:, None, None], masks]
+        arrays |= {f"{prefix}_images": images, f"{prefix}_masks": masks}
+    return arrays
+
+
+def _separate_shapes(
+    rng: np.random.Generator, least_px: float, most_px: float, side: int
+) -> np.ndarray:
+    """Draw the mask of a scene, its largest shape first; start over where one finds no place."""
+    while True:
+        mask = np.zeros((side, side), np.uint8)
+        for radius in -np.sort(-rng.uniform(least_px, most_px, PIECES)):
+            for _ in range(50):
+                row, column = rng.uniform(radius, side - radius, 2)
+                y, x = np.mgrid[:side, :side] + 0.5
+                kind = rng.integers(len(SHAPES), size=1)
+                outside = distance(kind, x[None] - column, y[None] - row, np.array([radius]))[0]
+                if not mask[outside <= 1].any():  # a pixel between them stays free
+                    mask[outside <= 0] = mask.max() + 1
+                    break
+        if mask.max() == PIECES:
+            return mask
+
+
 _MADE: dict[str, Callable[[], Arrays]] = {
     "digits-shifted": _shifted_digits,
     "digits-0-5": lambda: _digits_of(0, 5),
@@ -261,6 +293,9 @@ _MADE: dict[str, Callable[[], Arrays]] = {
     "reviews": _reviews,
     "statements": _statements,
     "shapes-32": _small_scenes,
+    "shapes-middle": lambda: _sized_scenes(1.6, 2.6, train=4_096),
+    "shapes-small": lambda: _sized_scenes(1.1, 1.6),
+    "shapes-large": lambda: _sized_scenes(2.8, 3.5),
     "tetrominoes-256": lambda: _few_scenes(256),
     "tetrominoes-4096": lambda: _few_scenes(4096),
 }

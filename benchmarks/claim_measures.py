@@ -9,12 +9,25 @@ import torch
 from claim_data import made_data
 from shipped_card import links_of
 
+from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.checkpoint import load
-from saccade.models.data.scene_texts import Phrase, read_statement
+from saccade.models.data.scene_texts import (
+    SCENE_LABELS,
+    Phrase,
+    captioned,
+    read_statement,
+    scene_label,
+)
 from saccade.models.data.shapes import Scenes
 from saccade.models.data.shapes import scenes as drawn_scenes
 from saccade.models.nac.generator import CircuitInputs, generate
 from saccade.models.nac.kernel import signature_distance
+from saccade.models.sparo.model import Sparo
+from saccade.models.sparo.ranking import image_slots, text_slots, train_masks
+from saccade.models.sparo.text_tokens import encode_texts
+from saccade.models.sparo.training import TEMPLATES
+from saccade.models.sparo.zero_shot import encode_classes
 
 Scores = dict[str, float]
 
@@ -92,8 +105,119 @@ def attention_on(mask: np.ndarray, attention: np.ndarray) -> np.ndarray:
     return np.asarray((attention * cells).reshape(t, -1).sum(1) / attention.reshape(t, -1).sum(1))
 
 
+def masks(path: Path, *, scenes: int, parts: int) -> Scores:
+    """Return what masks of the image code change that were trained to tell false sentences.
+
+    A mask has a number for each of `parts` equal parts of the code, which are the slots if there
+    are some, or for each dimension. Its `gain` is the relative change of the score that it was
+    trained for (on validation scenes), the `change` that of the zero-shot accuracy (on test scenes
+    of one object), and `normalized` is their quotient.
+    Source: Vani et al. 2024, section 5.2, table 5.
+    """
+    model = load(path).build().eval()
+    told = captioned(drawn_scenes("validation", scenes, side_px=model.config.height_px))
+    ones = drawn_scenes("test", objects=(1, 1), side_px=model.config.height_px)
+    labels = np.array([scene_label(objects) for objects in ones.objects])
+
+    def in_parts(codes: np.ndarray) -> np.ndarray:
+        return codes.reshape(len(codes), parts, -1)
+
+    images = in_parts(image_slots(model, told.images))[told.owner]
+    texts = [np.array(told.captions)[told.owner].tolist(), told.negatives]
+    samples = [images, *(in_parts(text_slots(model, some)) for some in texts)]
+    classes = encode_classes(
+        lambda some: text_slots(model, some).reshape(len(some), -1), SCENE_LABELS, TEMPLATES
+    )
+    codes, scores = in_parts(image_slots(model, ones.images)), {}
+
+    def top1(mask: np.ndarray) -> float:
+        masked = codes * mask.reshape(parts, -1)
+        return float(np.mean((masked.reshape(len(codes), -1) @ classes.T).argmax(1) == labels))
+
+    for kind in ("slot", "dimension"):
+        halves, before = train_masks(*samples, kind=kind, epochs=0)
+        mask, after = train_masks(*samples, kind=kind)
+        # A mask without any gain counts as one that gains a sample.
+        gain = max(after - before, 1 / len(images)) / before
+        change = top1(mask) / top1(halves) - 1
+        scores |= {f"{kind} gain": gain, f"{kind} change": change}
+        scores[f"{kind} normalized"] = change / gain
+    return scores
+
+
+def half(path: Path) -> Scores:
+    """Return the share of true sentences found with all slots and with the best half of them.
+
+    They are ordered as training left them, by the zero-shot accuracy of each alone on validation
+    scenes. A model without slots has no such scores.
+    """
+    if load(path).config["pooling"] != "sparo":
+        return {}
+    options = EvaluateOptions(data="shapes", task="hard-negatives", budget=("1", "0.5"))
+    results = evaluate(path, options, progress=None).results
+    return {name: one.scores[0].value for name, one in zip(("all", "half"), results, strict=True)}
+
+
+SHARP = 0.5  # the least share of a slot's attention in a sentence that is on one phrase; our choice
+ALIKE = 0.75  # the least cosine of a slot's codes of image and text, as in section 5.5
+
+
+@torch.no_grad()
+def slot_attention(
+    model: Sparo, images: np.ndarray, texts: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return where slots attend in images and in their texts, and the cosines of their codes.
+
+    Shapes: images [n h w c], n texts -> [n k rows columns], [n k words], [n k]. The words begin
+            with the first one of a sentence.
+    """
+    tokens = encode_texts(model.runtime_metadata(), texts)
+    image = model.encode_image(torch.from_numpy(images))
+    text = model.encode_text(torch.from_numpy(tokens))
+    rows = model.config.height_px // model.config.patch_px
+    maps = image.attention[..., model.config.first_tokens :].unflatten(-1, (rows, -1))
+    cosines = torch.cosine_similarity(image.slots, text.slots, dim=-1)
+    return maps.numpy(), text.attention[..., 1:].numpy(), cosines.numpy()
+
+
+def concepts(path: Path, *, scenes: int) -> Scores:
+    """Return whether slots attend to the object in an image that they attend to in its sentence.
+
+    A slot is `aligned` with a phrase that describes exactly one object if enough of its attention
+    is on the phrase's words, and its codes of image and text are alike. Its lead is the share of
+    its attention on the mask of that object, minus the mean share on another object of the scene.
+    A model without slots has no such scores.
+    Source: Vani et al. 2024, section 5.5, figures 4 and B.1, which show maps.
+    """
+    model = load(path).build().eval()
+    if model.config.pooling != "sparo":
+        return {}
+    drawn = drawn_scenes("test", scenes, side_px=model.config.height_px)
+    texts = captioned(drawn).captions
+    of_image, of_text, cosines = slot_attention(model, drawn.images, texts)
+    leads: list[np.ndarray] = []
+    aligned: list[np.ndarray] = []
+    for index, text in enumerate(texts):
+        count = len(drawn.objects[index])
+        on = np.stack(
+            [attention_on(drawn.masks[index] == i + 1, of_image[index]) for i in range(count)]
+        )
+        for owner, words in described(drawn, index, text):
+            leads.append(on[owner] - np.delete(on, owner, 0).mean(0))
+            aligned.append((of_text[index][:, words].sum(1) >= SHARP) & (cosines[index] > ALIKE))
+    lead, kept = np.stack(leads), np.stack(aligned)
+    return {
+        "aligned": float(kept.mean()),
+        "lead of aligned slots": float(lead[kept].mean()) if kept.any() else 0.0,
+        "lead of all slots": float(lead.mean()),
+    }
+
+
 MEASURES: dict[str, Callable[..., Scores]] = {
     "links": links,
     "circuits": circuits,
     "named_objects": named_objects,
+    "masks": masks,
+    "half": half,
+    "concepts": concepts,
 }

@@ -74,8 +74,9 @@ class Experiment:
     """Arms that differ in little, trained and scored alike.
 
     `train` and each arm have fields of `TrainOptions`. `init` names a shipped checkpoint, or
-    another arm: a start, which is trained for each seed, but not scored. An entry of `evaluate` has
-    fields of `EvaluateOptions`, or the name of a `measure` with its arguments.
+    another arm: a start, which is trained for each seed, but not scored. `read_out` changes that of
+    a SPARO, see `claim_heads`. An entry of `evaluate` has fields of `EvaluateOptions`, or the name
+    of a `measure` with its arguments.
     """
 
     family: str
@@ -93,13 +94,15 @@ class Experiment:
 
     def training(self, arm: str) -> dict[str, Any]:
         """Return the fields of `TrainOptions` of an arm."""
-        own = self.arms[arm]
+        own = {name: value for name, value in self.arms[arm].items() if name != "read_out"}
         return self.train | own | {"set": self.train.get("set", {}) | own.get("set", {})}
 
     def settings(self, arm: str) -> str:
         """Return a hash of all that decides the scores of an arm, besides seed and sources."""
         training = self.training(arm)
         decides: list[Any] = [self.family, training, self.evaluate]
+        if "read_out" in self.arms[arm]:
+            decides.append(self.arms[arm]["read_out"])
         if training.get("init") in self.arms:
             decides.append(self.settings(training["init"]))
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]

@@ -18,6 +18,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from claim_data import made_data
+from claim_heads import read_out
 from claim_page import PAGE, filled
 from claim_recipes import SEEDS, Experiment, Paper, papers, parse_runs, result_path
 from result_file import BUILD, commit_and_date, write_result
@@ -69,9 +70,11 @@ def run(paper: Paper, name: str, arm: str, seed: int) -> None:
     """Run an arm with a seed, and keep its result."""
     start, busy = time.monotonic(), time.process_time()
     experiment, machine = paper.experiments[name], this_machine()
+    with read_out(experiment.arms[arm].get("read_out")):
+        found = scores(experiment, arm, seed)
     result = {
         "settings": experiment.settings(arm),
-        "scores": scores(experiment, arm, seed),
+        "scores": found,
         "seconds": time.monotonic() - start,
         "processor_s": time.process_time() - busy,
         "device": machine.device,

@@ -14,12 +14,14 @@ from places import ROOT
 from saccade.models.data.shapes import scenes
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
+from saccade.models.sparo.config import PRESETS
+from saccade.models.sparo.model import Sparo
 from saccade.models.training.options import TrainOptions, check_fields
 
 with mock.patch.object(sys, "path", [str(ROOT / "benchmarks"), *sys.path]):
-    recipes, page, claims, measures, data = (
-        import_module(name)
-        for name in ("claim_recipes", "claim_page", "claims", "claim_measures", "claim_data")
+    recipes, page, claims, measures, data, heads = (
+        import_module(f"claim{name}")
+        for name in ("_recipes", "_page", "s", "_measures", "_data", "_heads")
     )
 
 AROUND_TWO = (1.0, 2.0, 3.0, 2.0, 2.0)  # the interval is 2 +- 0.88
@@ -236,3 +238,76 @@ def test_made_digits_share_no_image_between_splits():
     assert not train & {image.tobytes() for image in made["test_images"]}
     shifted = data._shifted_digits()
     assert (shifted["images"][-599:] == 255 - np.asarray(data.digits("test")[0])).all()
+
+
+@pytest.mark.parametrize(
+    ("arm", "changed"),
+    [
+        (("separate", "slot", "slot"), 1),
+        (("multi", "slot", "slot"), 8),
+        (("separate", "whole", "slot"), 8),
+        (("separate", "slot", "whole"), 8),
+    ],
+)
+def test_only_separate_heads_with_slot_wise_layers_keep_slots_apart(arm, changed):
+    with heads.read_out(dict(zip(("heads", "norm", "projection"), arm, strict=True))):
+        model = Sparo(PRESETS["sparo-tiny"]).eval()
+    image = torch.rand(2, 16, 16, 3, generator=torch.Generator().manual_seed(0)) * 255
+    with torch.no_grad():
+        before = model.encode_image(image).slots
+        model.image_pool.read_out.read_out.query[3] *= -5
+        after = model.encode_image(image).slots
+    assert int(((before - after).abs().amax((0, 2)) > 1e-5).sum()) == changed
+    assert not hasattr(Sparo(PRESETS["sparo-tiny"]).image_pool.read_out, "mix")
+
+
+def test_a_read_out_is_part_of_the_settings():
+    arms = {"a": {"read_out": {"heads": "multi"}}, "b": {}}
+    tried = recipes.Experiment("sparo", "small", arms, {})
+    assert tried.settings("a") != tried.settings("b")
+    assert tried.training("a") == tried.training("b")
+
+
+def test_a_slot_leads_where_it_attends_to_the_object_that_it_attends_to_in_the_sentence(
+    monkeypatch,
+):
+    config = SimpleNamespace(height_px=40, pooling="sparo")
+    model = SimpleNamespace(config=config)
+    model.build = model.eval = lambda: model
+
+    def attention(model, images, texts):
+        drawn = scenes("test", len(images), side_px=40)
+        maps, words = np.zeros((len(images), 4, 40, 40)), np.zeros((len(images), 4, 30))
+        for index, text in enumerate(texts):
+            for owner, said in measures.described(drawn, index, text):
+                maps[index] += drawn.masks[index] == owner + 1
+                words[index, :, said] += 0.5
+            maps[index, 3] = 1 - maps[index, 3]  # looks elsewhere
+        words[:, 1] = 0  # reads none of the words
+        cosines = np.full(maps.shape[:2], 0.9)
+        cosines[:, 2] = 0.7
+        return maps + 1e-9, words, cosines
+
+    monkeypatch.setattr(measures, "load", lambda path: model)
+    monkeypatch.setattr(measures, "slot_attention", attention)
+    scores = measures.concepts("x", scenes=64)
+    assert scores["aligned"] == 0.5  # the first slot, and the last one
+    assert scores["lead of all slots"] > 0
+    monkeypatch.setattr(measures, "ALIKE", 0.95)
+    assert measures.concepts("x", scenes=64) == {
+        "aligned": 0.0,
+        "lead of aligned slots": 0.0,
+        "lead of all slots": scores["lead of all slots"],
+    }
+
+
+def test_shapes_of_a_size_are_separate():
+    for least, most in ((1.1, 1.6), (1.6, 2.6), (2.8, 3.5)):
+        made = data._sized_scenes(least, most, train=8)
+        masks = made["test_masks"]
+        assert {tuple(np.unique(mask)) for mask in masks} == {(0, 1, 2, 3)}
+        for axis in (1, 2):
+            one, other = np.moveaxis(masks, axis, 0)[:-1], np.moveaxis(masks, axis, 0)[1:]
+            assert not ((one != other) & (one > 0) & (other > 0)).any()
+        sizes = np.sqrt([(masks == i).sum((1, 2)) for i in (1, 2, 3)])
+        assert least < sizes.mean() < 2 * most
