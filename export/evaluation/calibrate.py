@@ -302,6 +302,8 @@ def _bench_command(folder: ArtefactFolder, options: CalibrateOptions) -> str:
     """A command that measures the folder, to paste into a shell."""
     report = folder.path.with_name(f"{folder.path.name}-report")
     measured = f"{shlex.quote(str(folder))} --runtime {options.runtime}"
+    if options.data is not None:
+        measured += f" --data {shlex.quote(options.data)} --split {options.split}"
     return f"saccade bench {measured} --out {shlex.quote(str(report))}"
 
 

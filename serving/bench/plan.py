@@ -254,7 +254,8 @@ def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> CapacityP
     if not entries:
         raise SaccadeError(
             f"{folder}: has no {FRONTIER}, expected measurements from the kind of machine that you "
-            f"plan for. Run there: saccade bench {folder} --out REPORT"
+            f"plan for. Run there: saccade bench {folder} --out REPORT (with --data if saccade did "
+            "not train the model)"
         )
     candidates, left_out = _candidates(folder, entries, options.percentile)
     plans = [
