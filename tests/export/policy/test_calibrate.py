@@ -437,7 +437,8 @@ def test_one_image_cannot_both_choose_and_certify(folder, tmp_path):
 def test_speeds_have_to_be_measured(folder, images):
     (folder / "frontier.json").unlink()
     command = (
-        re.escape(f"Run: saccade bench {folder} --runtime onnxruntime --out {folder}-report") + "$"
+        re.escape(f"Run: saccade bench {folder} --runtime onnxruntime --data {images} --split ")
+        + rf"\w+ --out {re.escape(str(folder))}-report$"
     )
     with pytest.raises(SaccadeError, match=rf"nothing was measured, .*{command}"):
         calibrate(folder, options(images), progress=None)
