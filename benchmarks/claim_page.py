@@ -87,8 +87,9 @@ def _origin(paper: Paper) -> list[str]:
 
     loads = [run["load_average"] for run in runs if "load_average" in run]
     load = f"load {min(loads):.1f} to {max(loads):.1f}" if loads else "load not recorded"
+    results = f"[results](../benchmarks/results/claims_{paper.name}.json)"
+    recipe = f"[recipe](../benchmarks/claims/{paper.name}.toml)"
     return [
         f"{len(runs)} runs on {listed('device')} (one thread, {load}), {listed('date')}. They were "
-        f"at the commits {listed('commit')} ([results](../benchmarks/results/claims_{paper.name}.json), "
-        f"[recipe](../benchmarks/claims/{paper.name}.toml))."
+        f"at the commits {listed('commit')} ({results}, {recipe})."
     ]
