@@ -88,7 +88,7 @@ def _origin(paper: Paper) -> list[str]:
     loads = [run["load_average"] for run in runs if "load_average" in run]
     load = f"load {min(loads):.1f} to {max(loads):.1f}" if loads else "load not recorded"
     return [
-        f"{len(runs)} runs on {listed('device')} (one thread, {load}), {listed('date')}, at the "
-        f"commits {listed('commit')} ([results](../benchmarks/results/claims_{paper.name}.json), "
+        f"{len(runs)} runs on {listed('device')} (one thread, {load}). Dates: {listed('date')}. "
+        f"Commits: {listed('commit')} ([results](../benchmarks/results/claims_{paper.name}.json), "
         f"[recipe](../benchmarks/claims/{paper.name}.toml))."
     ]
