@@ -90,6 +90,6 @@ def _origin(paper: Paper) -> list[str]:
     results = f"[results](../benchmarks/results/claims_{paper.name}.json)"
     recipe = f"[recipe](../benchmarks/claims/{paper.name}.toml)"
     return [
-        f"{len(runs)} runs on {listed('device')} (one thread, {load}), {listed('date')}. They were "
-        f"at the commits {listed('commit')} ({results}, {recipe})."
+        f"{len(runs)} runs on {listed('device')} (one thread, {load}). Dates: {listed('date')}. "
+        f"Commits: {listed('commit')} ({results}, {recipe})."
     ]
