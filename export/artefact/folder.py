@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import NoReturn
 
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError
 from saccade.core.files import check_digest, json_bytes, sha256_of, write_atomically
 from saccade.core.leftovers import only_writer
@@ -80,7 +81,9 @@ class ArtefactFolder:
             )
         if not self.path.is_dir():
             what = "is a file, expected an artefact folder" if self.path.exists() else _NO_FOLDER
-            raise SaccadeError(f"{self}: {_described(self.path) or f'{what}. {make}'}")
+            beside = {path.parent.name for path in self.path.parent.glob(f"*/*{SUFFIX}")}
+            close = did_you_mean(self.path.name, beside)
+            raise SaccadeError(f"{self}: {_described(self.path) or f'{what}.{close} {make}'}")
         manifests = []
         for path in sorted(self.path.glob("*" + SUFFIX)):
             manifests.append(read_manifest(path))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A manifest is believed only if every word of it can be."""
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -146,8 +147,13 @@ def test_refuses_what_is_not_an_object(text: str, tmp_path: Path) -> None:
 
 
 def test_folder_must_be_whole(tmp_path: Path) -> None:
-    with pytest.raises(SaccadeError, match="no such folder"):
+    with pytest.raises(SaccadeError, match=r"no such folder.*--out FOLDER$"):
         ArtefactFolder(tmp_path / "absent").check_files()
+    (tmp_path / "digits").mkdir()
+    written(tmp_path / "digits")
+    with pytest.raises(SaccadeError, match=r"no such folder. Did you mean digits\? Create it"):
+        ArtefactFolder(tmp_path / "digit").check_files()
+    shutil.rmtree(tmp_path / "digits")
     with pytest.raises(SaccadeError, match="saccade export"):
         ArtefactFolder(tmp_path).check_files()
     written(tmp_path)
