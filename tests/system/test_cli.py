@@ -21,7 +21,7 @@ from saccade.serving.repository.runtimes.registry import served_names
     [
         ("repository", f"--runtime {{{','.join(served_names())}}}"),
         ("bench", f"--runtime {{{','.join(RUNTIMES)}}}"),
-        ("build", f"--engine {{None,{','.join(engine_names())}}}"),
+        ("build", f"--engine {{{','.join(engine_names())}}}"),
     ],
 )
 def test_help_shows_the_names_to_choose_from(saccade, command, shown):
@@ -65,7 +65,10 @@ def test_what_a_place_is_instead_is_said(saccade, tmp_path):
         (("verify", sweep), f"is a sweep, expected an artefact folder. Pass {sweep / 'artefacts'}"),
         (("verify", report), "is a report"),
         (("plan", repository, "--rps", "1", "--slo-ms", "1"), "is a model repository"),
-        (("choose", torch_file, "--budget", "1"), "is a file, expected an artefact folder"),
+        (
+            ("choose", torch_file, "--budget", "1"),
+            "found a file of weights, expected an artefact folder",
+        ),
         # What it is comes before its name, which has a letter that no model's name may have.
         (("export", torch_file, "--out", tmp_path / "o"), "zip archive.*saccade convert SOURCE"),
     )

@@ -28,10 +28,7 @@ SPLIT_NAMES: Mapping[str, str] = {
 }
 _SPLIT_IN_NAME = re.compile(rf"(?:^|[-_./])({'|'.join(SPLIT_NAMES)})(?=[-_./\d]|$)")
 _NAMED = 3  # files in a note
-SKIP_HINT = (
-    " With --skip-bad N, train, evaluate, select, bench, sweep and calibrate leave out up to N "
-    "such rows, and list them."
-)
+SKIP_HINT = " Training, scoring and benchmarks leave out and list such rows with --skip-bad N."
 Beside = Literal["label", "sentence", "mask"]  # what is wanted of each image
 
 
