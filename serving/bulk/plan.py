@@ -120,6 +120,8 @@ def read_plan(out: Place) -> BulkPlan | None:
         raise SaccadeError(
             f"{out.join(_PLAN)}: is not a plan of this release of saccade. Choose another --out."
         )
+    if isinstance(form := content.get("form"), dict):
+        form.setdefault("csv", False)  # earlier releases wrote none
     return typed(BulkPlan, content, f"{out.join(_PLAN)}: ")
 
 

@@ -200,6 +200,15 @@ def test_goes_on_where_it_was(run, images, tmp_path):
     assert (out / "_SUCCESS").exists()
 
 
+def test_a_job_of_an_earlier_release_goes_on(run, images, tmp_path):
+    run(images, shard=4)
+    path = tmp_path / "out" / "_plan" / "plan.json"
+    plan = json.loads(path.read_text())
+    del plan["form"]["csv"]
+    path.write_text(json.dumps(plan))
+    assert read_plan(Place(str(tmp_path / "out"))).form.csv is False
+
+
 def test_an_error_of_an_earlier_try_goes(run, images, tmp_path):
     run(images, shard=2)
     out = tmp_path / "out"
