@@ -8,6 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from saccade.models.sparo.config import SparoConfig
+from saccade.models.sparo.fold import FoldedSparo
 from saccade.models.sparo.pooling import POOLS, SlotPool
 
 
@@ -56,10 +57,11 @@ def read_out(arm: Mapping[str, str] | None) -> Iterator[None]:
 
     An arm has `heads` (separate or multi), and `norm` and `projection` (slot or whole).
     """
-    usual = POOLS["sparo"]
+    usual, fold = POOLS["sparo"], FoldedSparo._fold_read_outs
     if arm is not None:
         POOLS["sparo"] = partial(_pool, arm)  # type: ignore[assignment]
+        FoldedSparo._fold_read_outs = lambda self: None  # they are not SPARO's own
     try:
         yield
     finally:
-        POOLS["sparo"] = usual
+        POOLS["sparo"], FoldedSparo._fold_read_outs = usual, fold

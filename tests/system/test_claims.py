@@ -252,9 +252,11 @@ def test_made_digits_share_no_image_between_splits():
 def test_only_separate_heads_with_slot_wise_layers_keep_slots_apart(arm, changed):
     with heads.read_out(dict(zip(("heads", "norm", "projection"), arm, strict=True))):
         model = Sparo(PRESETS["sparo-tiny"]).eval()
+        folded = model.fold()
     image = torch.rand(2, 16, 16, 3, generator=torch.Generator().manual_seed(0)) * 255
     with torch.no_grad():
         before = model.encode_image(image).slots
+        assert torch.allclose(before, folded.encode_image(image).slots, atol=1e-5)
         model.image_pool.read_out.read_out.query[3] *= -5
         after = model.encode_image(image).slots
     assert int(((before - after).abs().amax((0, 2)) > 1e-5).sum()) == changed
