@@ -235,8 +235,7 @@ class Adaptive:
         ended_s = now_s + self._lane_s(candidate, first)
         for work, megapixels, due_s in groups:
             if (work, megapixels) not in took_s:
-                one = first._replace(rows=max(1, round(work)), work=work, megapixels=megapixels)
-                took_s[work, megapixels] = self.forecast.alone_s(candidate, one)
+                took_s[work, megapixels] = self._group_s(candidate, first, work, megapixels)
             took = took_s[work, megapixels]
             if ended_s + took > due_s:
                 return False
@@ -248,12 +247,13 @@ class Adaptive:
         left_s = self._left_s()
         work, _ = self._backlog.ahead_of(ticket)
         full, rest = divmod(work, self._rows)
-        wait_s = full * self._group_s(candidate, ticket, self._rows) if full else 0.0
-        wait_s += self._group_s(candidate, ticket, rest) if rest else 0.0
+        wait_s = full * self._group_s(candidate, ticket, self._rows, 0.0) if full else 0.0
+        wait_s += self._group_s(candidate, ticket, rest, 0.0) if rest else 0.0
         return wait_s / self._slots + (min(left_s) if len(left_s) >= self._slots else 0.0)
 
-    def _group_s(self, candidate: Candidate, ticket: Ticket, work: float) -> float:
-        group = ticket._replace(rows=max(1, round(work)), work=work, megapixels=0.0)
+    def _group_s(self, candidate: Candidate, like: Ticket, work: float, megapixels: float) -> float:
+        """Return the seconds that a group of requests like this one takes alone."""
+        group = like._replace(rows=max(1, round(work)), work=work, megapixels=megapixels)
         return self.forecast.alone_s(candidate, group)
 
     def _lane_s(self, candidate: Candidate, ticket: Ticket) -> float:

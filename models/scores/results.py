@@ -22,6 +22,11 @@ _T975 = (
 Interval = tuple[float, float]
 
 
+def samples_for(variance: float, half_width: float) -> int:
+    """Return how many samples give a mean a 95 % interval of this half width (normal)."""
+    return math.ceil(Z95**2 * variance / half_width**2)
+
+
 def wilson(successes: float, n: float, z: float = Z95) -> Interval:
     """Return Wilson's score interval of a proportion; `z` is the normal quantile of its level.
 

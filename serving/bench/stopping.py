@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from saccade.models.scores.results import Z95, paired_log_ratio
+from saccade.models.scores.results import paired_log_ratio, samples_for
 
 SCORE_HALF_WIDTH = 0.01  # of each score's 95 % interval; relative for scores above 1
 DIFFERENCE_HALF_WIDTH = 0.005  # of the paired difference of neighbors in score, if it is small
@@ -67,7 +67,7 @@ def samples_needed(values: Mapping[str, np.ndarray]) -> int:
 def _needed(values: np.ndarray, half_width: float) -> int:
     # One more sample that differs by one: equal values so far do not mean that all are equal.
     variance = (float(np.sum((values - values.mean()) ** 2)) + 1) / len(values)
-    return math.ceil(Z95**2 * variance / half_width**2)
+    return samples_for(variance, half_width)
 
 
 def next_look(scored: int, needed: int, affordable: int) -> int | None:

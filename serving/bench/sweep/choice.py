@@ -19,7 +19,7 @@ from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.precedence import runtime_name
 from saccade.exporter.runtimes.runtime import runtime_named
-from saccade.models.scores.results import Z95
+from saccade.models.scores.results import samples_for
 from saccade.serving.bench.figures import (
     bare_text,
     heading,
@@ -229,7 +229,7 @@ def _samples_needed(routes: Any, entries: Iterable[FrontierEntry], options: Choo
         return ""
     score = max(route.score for route in shares)
     samples = min(entry.score.n for entry in entries)
-    needed = math.ceil(Z95**2 * score * (1 - score) / (options.max_loss / 100) ** 2)
+    needed = samples_for(score * (1 - score), options.max_loss / 100)
     if needed <= samples:
         return ""
     return (
