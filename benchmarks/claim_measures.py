@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from claim_data import made_data
 from shipped_card import links_of
+from torch import Tensor
 
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.tasks import EvaluateOptions
@@ -23,6 +24,7 @@ from saccade.models.data.shapes import Scenes
 from saccade.models.data.shapes import scenes as drawn_scenes
 from saccade.models.nac.generator import CircuitInputs, generate
 from saccade.models.nac.kernel import signature_distance
+from saccade.models.sot.model import SoT
 from saccade.models.sparo.model import Sparo
 from saccade.models.sparo.ranking import image_slots, text_slots, train_masks
 from saccade.models.sparo.text_tokens import encode_texts
@@ -213,6 +215,38 @@ def concepts(path: Path, *, scenes: int) -> Scores:
     }
 
 
+def grad_cams(model: SoT, images: np.ndarray) -> np.ndarray:
+    """Return which word tokens the predicted class depends on: Grad-CAM before the last block.
+
+    A word's weight is that of its channels, each by the mean slope of the class's logit over the
+    words, where it is positive.
+
+    Shapes: images [n h w c] -> [n rows columns].
+    Source: Selvaraju et al. 2017, eq. 1 and 2; in Xie et al. 2021 figure S-4.
+    """
+    entering: list[Tensor] = []
+    # In evaluation the block is asked twice; the second answer is the one that the logits use.
+    hook = model.trunk.blocks[-1].norm_attention.register_forward_hook(
+        lambda module, given, normed: entering.append(normed)
+    )
+    logits = model(torch.from_numpy(images))
+    hook.remove()
+    (slopes,) = torch.autograd.grad(logits.max(1).values.sum(), entering[-1])
+    words, slopes = (x[:, model.trunk.words_from :].detach() for x in (entering[-1], slopes))
+    maps = (words * slopes.mean(1, keepdim=True)).sum(-1).relu()
+    return maps.unflatten(1, model.config.grid).numpy()
+
+
+def cam(path: Path, *, scenes: int) -> Scores:
+    """Return the share of Grad-CAM on the one object of a scene, where a map is not empty."""
+    model = load(path).build().eval()
+    drawn = drawn_scenes("test", scenes, side_px=model.config.height_px, objects=(1, 1))
+    maps = grad_cams(model, drawn.images)
+    pairs = [(own, mask == 1) for own, mask in zip(maps, drawn.masks, strict=True) if own.any()]
+    shares = [attention_on(mask, own[None])[0] for own, mask in pairs]
+    return {"on the object": float(np.mean(shares)), "not empty": len(pairs) / scenes}
+
+
 MEASURES: dict[str, Callable[..., Scores]] = {
     "links": links,
     "circuits": circuits,
@@ -220,4 +254,5 @@ MEASURES: dict[str, Callable[..., Scores]] = {
     "masks": masks,
     "half": half,
     "concepts": concepts,
+    "cam": cam,
 }

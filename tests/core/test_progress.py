@@ -77,3 +77,19 @@ def test_a_bar_is_drawn_on_a_terminal_unless_quiet(monkeypatch, quiet):
         advance(1, "a note")
     assert ("work" in terminal.getvalue()) == (not quiet)
     silent(1, "nothing")
+
+
+@pytest.mark.parametrize(
+    ("quiet", "line_s", "printed"),
+    [
+        (False, 0, "work: 50 %, about 0 min left, a note\n"),
+        (False, 30, ""),
+        (True, 0, ""),
+    ],
+)
+def test_a_log_gets_a_line_now_and_then_unless_quiet(monkeypatch, quiet, line_s, printed):
+    monkeypatch.setattr("saccade.core.progress._LINE_S", line_s)
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
+    with verbosity(quiet=quiet), progress_of("work", 2) as advance:
+        advance(1, "a note")
+    assert log.getvalue() == printed

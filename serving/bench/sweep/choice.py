@@ -133,27 +133,17 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
     parameter, value = options.asked()
     folder = ArtefactFolder.open(folder)
     routes, entries = _routes(measured_folder(folder), options.device)
-    if asks_load := (options.concurrency, options.percentile) != (1, 95):
-        routes = _at_load(routes, entries, options)
     if parameter == "max_loss":
         parameter, value = "min_score", _least_score(routes, float(value), folder)
+    value = _asked_number(routes, parameter, value)
+    if asks_load := (options.concurrency, options.percentile) != (1, 95):
+        routes = _at_load(routes, entries, options)
     rule = _ROUTER.RULES[parameter]
     _check_measured(routes, parameter, folder)
     if asks_load and rule.figure == "p95_ms":
         callers = counted(options.concurrency, "caller")
         words = f"a p{options.percentile} of at most {{value:g}} ms with {callers}"
         rule = rule._replace(words=words)
-    try:
-        if parameter == "budget" and (named := _ROUTER.by_budget_name(routes, value)):
-            value = named.budget
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # a refusal repeats it as it was given
-        value = _ROUTER.asked_number(routes, parameter, value)
-    except _ROUTER.RequestRefused as error:
-        reason = str(error).removeprefix(f"parameter {parameter} ")
-        if reason == str(error):
-            raise SaccadeError(f"{flag(parameter)}: {error}.") from error
-        raise SaccadeError(f"{flag(parameter)} {reason}{_SHARE.get(parameter, '')}.") from error
 
     def chosen(at: float, among: Any = routes) -> str | None:
         try:
@@ -179,6 +169,21 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
         caution=_caution(list(entries.values())) if entries else "",
         scored_on=_scored_on(entries.values()),
     )
+
+
+def _asked_number(routes: Any, parameter: str, value: str | float) -> float:
+    """Return the number that the router reads from a value, or a budget's name."""
+    try:
+        if parameter == "budget" and (named := _ROUTER.by_budget_name(routes, value)):
+            value = named.budget
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # a refusal repeats it as it was given
+        return float(_ROUTER.asked_number(routes, parameter, value))
+    except _ROUTER.RequestRefused as error:
+        reason = str(error).removeprefix(f"parameter {parameter} ")
+        if reason == str(error):
+            raise SaccadeError(f"{flag(parameter)}: {error}.") from error
+        raise SaccadeError(f"{flag(parameter)} {reason}{_SHARE.get(parameter, '')}.") from error
 
 
 def measured_on(entries: Sequence[FrontierEntry]) -> str:

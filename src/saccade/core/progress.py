@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a verb: a bar on a terminal's standard error, or calls to your own function.
+"""Progress of a verb: a bar on a terminal, lines in a log, or calls to your own function.
 
 Every verb that takes long has a `progress` argument: a function that is called with each `Step`,
 None for no output, or the default, `bar`.
@@ -19,6 +19,7 @@ from saccade.core.verbosity import is_quiet
 
 LOGGER = logging.getLogger("saccade.progress")
 _LOGGED_S = 2.0  # between two log lines about the same work
+_LINE_S = 30.0  # between two lines where there is no terminal
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,10 @@ def silent(steps: float = 1, note: str = "") -> None:
 
 
 def bar(step: Step) -> None:
-    """Show a bar with the remaining time if standard error is a terminal; the default."""
+    """Show a bar with the remaining time, or without a terminal a line each half a minute.
+
+    Both are on standard error. This is the default.
+    """
     raise AssertionError("progress_of draws it itself")
 
 
@@ -139,7 +143,7 @@ def _advance(label: str, total: float, report: Report | None) -> Advance:
 @contextmanager
 def _drawn(label: str, total: float) -> Iterator[Report | None]:
     if is_quiet() or not sys.stderr.isatty():
-        yield None
+        yield None if is_quiet() else _lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -154,3 +158,20 @@ def _drawn(label: str, total: float) -> Iterator[Report | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task: Any = shown.add_task(label, total=total, note="")
         yield lambda step: shown.update(task, completed=step.done, note=escaped_line(step.note))
+
+
+def _lines() -> Report:
+    """Return a report for logs, so that nobody takes long work for a hanging process."""
+    printed_s = 0.0
+
+    def line(step: Step) -> None:
+        nonlocal printed_s
+        if step.seconds - printed_s < _LINE_S:
+            return
+        printed_s = step.seconds
+        left, share = step.seconds_left, f"{100 * step.done / step.total:.0f} %, " * (step.total > 0)
+        remaining = "" if left is None else f"about {left / 60:.0f} min left, "
+        note = escaped_line(step.note)
+        print(f"{step.label}: {share}{remaining}{note}", file=sys.stderr, flush=True)
+
+    return line

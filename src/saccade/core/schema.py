@@ -142,7 +142,11 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         count = 0 if arguments[-1] is Ellipsis else len(arguments)
         if not isinstance(value, list | tuple) or count not in (0, len(value)):
             raise WrongValue(where, value, words(kind))
-        return tuple(typed(arguments[0], item, f"{where}[{i}]: ") for i, item in enumerate(value))
+        # A reader of a file needs the place of a value; the value of an option is found by itself.
+        place = "" if where.startswith("--") else "[{}]: "
+        return tuple(
+            typed(arguments[0], item, where + place.format(i)) for i, item in enumerate(value)
+        )
     if origin is dict:
         if not isinstance(value, dict):
             raise WrongValue(where, value, "an object")
