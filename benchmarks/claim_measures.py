@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from claim_boxes import box_answers
 from claim_data import made_data
 from shipped_card import links_of
 from torch import Tensor
@@ -255,4 +256,5 @@ MEASURES: dict[str, Callable[..., Scores]] = {
     "half": half,
     "concepts": concepts,
     "cam": cam,
+    "box_answers": box_answers,
 }

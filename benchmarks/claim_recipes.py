@@ -76,7 +76,8 @@ class Experiment:
     `train` and each arm have fields of `TrainOptions`. `init` names a shipped checkpoint, or
     another arm: a start, which is trained for each seed, but not scored. `read_out` changes that of
     a SPARO, see `claim_heads`. An entry of `evaluate` has fields of `EvaluateOptions`, or the name
-    of a `measure` with its arguments.
+    of a `measure` with its arguments. `trainer` names what trains it instead of `saccade train`,
+    whose arguments `train` and each arm have then.
     """
 
     family: str
@@ -85,6 +86,7 @@ class Experiment:
     evaluate: dict[str, dict[str, Any]]
     train: dict[str, Any] = field(default_factory=dict)
     seeds: int = SEEDS
+    trainer: str = ""
 
     @property
     def scored(self) -> tuple[str, ...]:
@@ -103,6 +105,8 @@ class Experiment:
         decides: list[Any] = [self.family, training, self.evaluate]
         if "read_out" in self.arms[arm]:
             decides.append(self.arms[arm]["read_out"])
+        if self.trainer:
+            decides.append(self.trainer)
         if training.get("init") in self.arms:
             decides.append(self.settings(training["init"]))
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]

@@ -13,11 +13,14 @@ interrupted command continues there, and what a recipe changes runs again.
 import argparse
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from claim_boxes import answering
 from claim_data import made_data
+from claim_dino import self_distilled
 from claim_heads import read_out
 from claim_page import PAGE, filled
 from claim_recipes import SEEDS, Experiment, Paper, papers, parse_runs, result_path
@@ -30,6 +33,7 @@ from saccade.models.training.options import TrainOptions
 from saccade.models.training.train import train
 
 CHECKPOINTS = BUILD / "claims"
+TRAINERS: dict[str, Callable[..., None]] = {"dino": self_distilled, "boxes": answering}
 
 
 def checkpoint(experiment: Experiment, arm: str, seed: int) -> Path:
@@ -43,7 +47,11 @@ def checkpoint(experiment: Experiment, arm: str, seed: int) -> Path:
             options["init"] = checkpoint(experiment, start, seed) if own else Path(start)
         if "data" in options:
             options["data"] = made_data(options["data"])
-        train(experiment.family, TrainOptions(out, seed=seed, force=True, **options), progress=None)
+        if experiment.trainer:
+            TRAINERS[experiment.trainer](out, seed=seed, **options)
+        else:
+            asked = TrainOptions(out, seed=seed, force=True, **options)
+            train(experiment.family, asked, progress=None)
     return out
 
 

@@ -157,7 +157,7 @@ def compared(differences: list[float]) -> dict[str, Any]:
 
 def score(chosen: list[str]) -> dict[str, Any]:
     """Score the checkpoints of all seeds, and compare over seeds."""
-    result: dict[str, Any] = {"recipes": RECIPES, "seeds": SEEDS, "intervals": 0}
+    result: dict[str, Any] = {"recipes": RECIPES, "seeds": SEEDS}
     for data in chosen:
         rows = {str(seed): by_links(trained(data, seed), data, seed) for seed in SEEDS}
         over: dict[str, dict[str, Any]] = {}
@@ -171,8 +171,8 @@ def score(chosen: list[str]) -> dict[str, Any]:
                 name: compared([rows[str(s)][a[1]][a[0]] - rows[str(s)][b[1]][b[0]] for s in SEEDS])
                 for name, (a, b) in pairs.items()
             }
-            result["intervals"] += len(pairs)
-        result[data] = {"test": len(samples(data)[1]), "percent": rows, "over_seeds": over}
+        own = {"test": len(samples(data)[1]), "percent": rows, "over_seeds": over}
+        result[data] = facts() | own
     return result
 
 
@@ -275,7 +275,7 @@ def main() -> None:
     torch.manual_seed(0)
     result = json.loads(options.out.read_text()) if options.out.exists() else {}
     parts = {
-        "score": partial(score, options.data),
+        "score": lambda: result.get("score", {}) | score(options.data),  # of other data, too
         "shipped": shipped,
         "speed": partial(speed, options.rounds, options.seconds),
         "memory": memory,

@@ -28,7 +28,7 @@ class Own(Options):
 REFUSED = (
     ({"most_rows": 0}, "--most-rows: found 0, expected a whole number of at least 1."),
     ({"out": 3}, "--out: found 3, expected a path."),
-    ({"clients": (1, 10)}, "--clients: [1]: found 10, expected a whole number of at least 1 and"),
+    ({"clients": (1, 10)}, "--clients: found 10, expected a whole number of at least 1 and"),
     ({"clients": ()}, "--clients: found (), expected at least 1 value."),
     ({"budget": [1]}, "--budget: found [1], expected a finite number or a string or nothing."),
     ({"kind": "c"}, "--kind: found 'c', expected one of a, b."),

@@ -3,6 +3,7 @@
 
 import sys
 from importlib import import_module
+from inspect import signature
 from types import SimpleNamespace
 from unittest import mock
 
@@ -190,8 +191,12 @@ def test_recipes_name_fields_and_scores(name):
         entry = entry_of(experiment.family)
         config = type(next(iter(imported(entry.presets).values())))
         for arm in experiment.arms:
-            options = TrainOptions(out=ROOT / "x", **experiment.training(arm))
-            check_fields(config, options.set, (*entry.settings, "positions", "side_px"))
+            given = experiment.training(arm)
+            if experiment.trainer:
+                signature(claims.TRAINERS[experiment.trainer]).bind(ROOT / "x", seed=0, **given)
+            else:
+                TrainOptions(out=ROOT / "x", **given)
+            check_fields(config, given["set"], (*entry.settings, "positions", "side_px"))
             known = tried.finished(key, arm, 0)
             asked = {c.score for c in tried.claims if c.experiment == key and arm in c.arms}
             assert known is None or asked <= set(known["scores"])
