@@ -83,6 +83,22 @@ def _single_digits(large: bool) -> Arrays:
     return arrays
 
 
+def _placed_digits() -> Arrays:
+    """Return digits twice as large at random places of 24 px; each of training at four places."""
+    arrays: Arrays = {}
+    rng = np.random.default_rng(0)
+    for split, prefix in _PREFIXES.items():
+        images, labels, _ = digits(split)
+        times, side = 4 if split == "train" else 1, 2 * SIDE_PX
+        large = np.tile(images.repeat(2, 1).repeat(2, 2), (times, 1, 1, 1))
+        canvases = np.zeros((len(large), _SIDE_PX, _SIDE_PX, 1), np.uint8)
+        for canvas, digit in zip(canvases, large, strict=True):
+            row, column = rng.integers(_SIDE_PX - side + 1, size=2)
+            canvas[row : row + side, column : column + side] = digit
+        arrays |= {f"{prefix}_images": canvases, f"{prefix}_labels": np.tile(labels, times)}
+    return arrays
+
+
 def _few_scenes(count: int) -> Arrays:
     """Return tetrominoes of 14 px, of which only `count` are for training."""
     arrays: Arrays = {}
@@ -288,6 +304,7 @@ _MADE: dict[str, Callable[[], Arrays]] = {
     "digits-6-9": lambda: _digits_of(6, 9),
     "digits-small": lambda: _single_digits(large=False),
     "digits-large": lambda: _single_digits(large=True),
+    "digits-placed": _placed_digits,
     "digits-sum-shifted": _shifted_digits_sum,
     "solids": _solids,
     "reviews": _reviews,

@@ -106,13 +106,13 @@ def test_the_teacher_of_a_distillation_is_kept(tmp_path):
     np.savez(data, train_images=np.random.default_rng(0).integers(0, 255, (8, 8, 8, 1), np.uint8))
     sizes = {"height_px": 8, "width_px": 8, "channels": 1, "mean": (0.5,), "std": (0.2,)}
     sizes |= {"patch_px": 4, "image_width": 8, "image_layers": 1, "image_heads": 2}
-    sizes |= {"image_hidden": 8, "pooling": "cls", "embed_dim": 8}
+    sizes |= {"image_hidden": 8, "pooling": "cls", "embed_dim": 8, "text": False}
     weights = []
     for rate in (0.0, 1e-2):
         dino.self_distilled(
             out, data=str(data), seed=0, steps=3, batch=4, learning_rate=rate, set=sizes
         )
         weights.append(load(out).weights)
-    first = new_model(Sparo, SparoConfig(**sizes, text=False, seed=0)).state_dict()
+    first = new_model(Sparo, SparoConfig(**sizes, seed=0)).state_dict()
     assert all(weights[0][name].equal(value) for name, value in first.items())
     assert not weights[1]["image.patches.weight"].equal(first["image.patches.weight"])

@@ -273,6 +273,8 @@ def test_without_figures_only_a_budget_can_be_asked(tiny_folder):
         chosen(tiny_folder, min_score=0.5)
     with pytest.raises(SaccadeError, match="latency-ms needs measured latencies, and it has none"):
         chosen(tiny_folder, max_latency_ms=5)
+    with pytest.raises(SaccadeError, match="--max-latency-ms is -5, expected"):
+        chosen(tiny_folder, max_latency_ms=-5)  # no measurement would help
 
 
 def test_latencies_need_a_server(folder, tmp_path):
