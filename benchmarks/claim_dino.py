@@ -110,6 +110,6 @@ def self_distilled(
                 kept.lerp_(new, 1 - momentum)
     save(
         out, family="sparo", config=config.to_dict(), weights=teacher[0].state_dict(),
-        preprocessing=Preprocessing.of(config), labels=(), calibration={"image": images[:64].numpy()},
-        card={},
+        preprocessing=Preprocessing.of(config), labels=(), card={},
+        calibration={"image": images[:64].numpy()},
     )  # fmt: skip

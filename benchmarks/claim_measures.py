@@ -226,7 +226,7 @@ def grad_cams(model: SoT, images: np.ndarray) -> np.ndarray:
     Source: Selvaraju et al. 2017, eq. 1 and 2; in Xie et al. 2021 figure S-4.
     """
     entering: list[Tensor] = []
-    # In evaluation the block is asked twice; the second answer is the one that the logits use.
+    # In evaluation the norm runs twice; the logits use its second result.
     hook = model.trunk.blocks[-1].norm_attention.register_forward_hook(
         lambda module, given, normed: entering.append(normed)
     )

@@ -162,7 +162,7 @@ class Ratio:
     """How many times one throughput is another one, with the 95 % interval over the rounds."""
 
     times: Positive
-    interval: tuple[float, float] | None  # None: one round gives no interval
+    interval: tuple[float, float] | None  # None: too few rounds for a useful one
 
 
 @dataclass(frozen=True)

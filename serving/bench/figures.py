@@ -162,7 +162,7 @@ def _keys(value: Any) -> Any:
 def times_text(ratio: Figures) -> str:
     """Return a ratio of throughputs with its interval, such as `2.4 times (95 %: 2.1 to 2.8)`."""
     if ratio["interval"] is None:
-        return f"{times_digits(ratio['times'])} times in a single round"
+        return f"{times_digits(ratio['times'])} times (too few rounds for an interval)"
     low, high = map(times_digits, ratio["interval"])
     return f"{times_digits(ratio['times'])} times (95 %: {low} to {high})"
 

@@ -36,6 +36,7 @@ from saccade.serving.bench.options import MeasureOptions
 from saccade.serving.bench.report import SCHEMA, VERSION
 
 _BESIDE_THE_SCORE = "top-5"
+_USELESS = 100.0  # times between the ends of an interval that is left out
 _REPORTED_OPTIONS = ("seconds", "rounds", "concurrency", "seed", "op_library")
 THROUGHPUT, LATENCY, MEMORY, BYTES = "throughput", "latency", "memory", "embedding bytes"
 Place = tuple[str, str, str]  # variant, role (empty for plain requests), name of the point
@@ -226,10 +227,14 @@ def rates_of(
 
 
 def ratio(rates: Sequence[float], others: Sequence[float]) -> Ratio:
-    """Return how many times one throughput is the other, by rounds that measured both in turn."""
+    """Return how many times one throughput is the other, by rounds that measured both in turn.
+
+    An interval over two rounds that differ says nothing, such as 0.001 to 4,000, and is left out.
+    """
     low, high = np.exp(paired_log_ratio(rates, others))
     times = float(np.exp(np.mean(np.log(np.array(rates) / np.array(others)))))
-    interval = (round(float(low), 4), round(float(high), 4)) if np.isfinite(high) else None
+    known = high < _USELESS * low  # false without an interval
+    interval = (round(float(low), 4), round(float(high), 4)) if known else None
     return Ratio(round(times, 4), interval)
 
 

@@ -54,9 +54,9 @@ def silent(steps: float = 1, note: str = "") -> None:
 
 
 def bar(step: Step) -> None:
-    """Show a bar with the remaining time, or without a terminal a line each half a minute.
+    """Show a bar with the remaining time on standard error; the default.
 
-    Both are on standard error. This is the default.
+    Where that is not a terminal, print a line about every half a minute.
     """
     raise AssertionError("progress_of draws it itself")
 
@@ -169,7 +169,10 @@ def _lines() -> Report:
         if step.seconds - printed_s < _LINE_S:
             return
         printed_s = step.seconds
-        left, share = step.seconds_left, f"{100 * step.done / step.total:.0f} %, " * (step.total > 0)
+        left, share = (
+            step.seconds_left,
+            f"{100 * step.done / step.total:.0f} %, " * (step.total > 0),
+        )
         remaining = "" if left is None else f"about {left / 60:.0f} min left, "
         note = escaped_line(step.note)
         print(f"{step.label}: {share}{remaining}{note}", file=sys.stderr, flush=True)
