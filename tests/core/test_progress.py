@@ -82,7 +82,7 @@ def test_a_bar_is_drawn_on_a_terminal_unless_quiet(monkeypatch, quiet):
 @pytest.mark.parametrize(
     ("quiet", "line_s", "printed"),
     [
-        (False, 0, "work: 50 %, about 0 min left, a note\n"),
+        (False, 0, "work: 50 %, about 0.0 s left, a note\n"),
         (False, 30, ""),
         (True, 0, ""),
     ],

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from saccade.core.escaping import escaped_line
+from saccade.core.sizes import time_text
 from saccade.core.verbosity import is_quiet
 
 LOGGER = logging.getLogger("saccade.progress")
@@ -169,12 +170,10 @@ def _lines() -> Report:
         if step.seconds - printed_s < _LINE_S:
             return
         printed_s = step.seconds
-        left, share = (
-            step.seconds_left,
-            f"{100 * step.done / step.total:.0f} %, " * (step.total > 0),
-        )
-        remaining = "" if left is None else f"about {left / 60:.0f} min left, "
-        note = escaped_line(step.note)
-        print(f"{step.label}: {share}{remaining}{note}", file=sys.stderr, flush=True)
+        share = f"{100 * step.done / step.total:.0f} %" if step.total else ""
+        left = step.seconds_left
+        remaining = "" if left is None else f"about {time_text(left)} left"
+        words = ", ".join(filter(None, (share, remaining, escaped_line(step.note))))
+        print(f"{step.label}: {words}", file=sys.stderr, flush=True)
 
     return line
