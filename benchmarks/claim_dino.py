@@ -23,7 +23,7 @@ OUTPUTS, HIDDEN, BOTTLENECK = 256, 256, 64
 
 
 class Head(nn.Module):
-    """The head of DINO: code [b d] -> [b OUTPUTS], the last layer without lengths.
+    """The head of DINO: code [b d] -> [b OUTPUTS], cosines between -1 and 1.
 
     Without its batch normalization, an option there, all answers became the same here.
     """
