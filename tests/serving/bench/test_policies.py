@@ -318,7 +318,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
     ),
     "one round": (
         {"times_full": {"times": 3.0, "interval": None}},
-        ("not shown to be faster", "3.0 times its throughput (too few rounds for an interval),"), (),
+        ("not shown to be faster", "3.0 times its throughput (too few rounds for an interval)"), (),
     ),
     "slower": (
         {"times_full": {"times": 0.8, "interval": [0.7, 0.9]}},
