@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helps and refused requests end before anything slow is imported.
 
-Nothing here is timed: benchmarks/startup.py does that.
+Nothing here is timed.
 """
 
 import json
 import subprocess
 import sys
-from unittest import mock
+from collections.abc import Sequence
+from pathlib import Path
 
-from places import ROOT, module_at
+from places import ROOT
 
 SLOW = (
     "torch", "onnx", "onnxruntime", "onnxscript", "sklearn", "scipy", "matplotlib",
@@ -34,15 +35,78 @@ print(json.dumps(found))
 """
 
 
-def the_benchmark():
-    """benchmarks/startup.py, which is no package."""
-    with mock.patch.object(sys, "path", [str(ROOT / "benchmarks"), *sys.path]):
-        return module_at(ROOT / "benchmarks" / "startup.py")
+def commands(place: Path) -> dict[str, list[str]]:
+    """Return command lines by what is wrong with them; their files are created in `place`."""
+    text, folder, out = place / "text.txt", place / "folder", str(place / "out")
+    text.write_text("no checkpoint")
+    folder.mkdir()
+    torch_file, repository = place / "vit_b32.pt", place / "repository"
+    torch_file.write_bytes(b"PK\x03\x04" + bytes(100))
+    repository.mkdir()
+    (repository / "saccade.json").write_text("{}")
+    image = str(ROOT / "docs" / "examples" / "seven.png")
+    export = ["export", "shipped:digits-sum", "--out", out]
+    return {
+        "--help": ["--help"],
+        "export --help": ["export", "--help"],
+        "export: no such file": ["export", "nosuch", "--out", out],
+        "export: no such shipped checkpoint": ["export", "shipped:nosuch", "--out", out],
+        "export: no checkpoint": ["export", str(text), "--out", out],
+        "export: a folder": ["export", str(folder), "--out", out],
+        "export: budget that is no number": [*export, "--budget", "half"],
+        "export: budget out of range": [*export, "--budget", "1.5"],
+        "export: budget that keeps nothing": [*export, "--budget", "0.001"],
+        "export: unknown precision": [*export, "--precision", "fp8"],
+        "export: unknown threshold": [*export, "--threshold", "nosuch", "1"],
+        "export: --out exists": ["export", "shipped:digits-sum", "--out", str(folder)],
+        "bench: no such folder": ["bench", "nosuch", "--out", out],
+        "bench: no artefact folder": ["bench", str(folder), "--out", out],
+        "bench: --out exists": ["bench", "nosuch", "--out", str(folder)],
+        "verify: no such folder": ["verify", "nosuch"],
+        "verify: no artefact folder": ["verify", str(folder)],
+        "verify: a file": ["verify", str(text)],
+        "evaluate: no such file": ["evaluate", "nosuch"],
+        "evaluate: budget that is no number": [
+            "evaluate",
+            "shipped:digits-sum",
+            "--budget",
+            "half",
+        ],
+        "sweep: no such file": ["sweep", "nosuch", "--out", out],
+        "sweep: budget that is no number": [
+            "sweep",
+            "shipped:digits-sum",
+            "--out",
+            out,
+            "--budget",
+            "half",
+        ],
+        "models": ["models"],
+        "models: no such family": ["models", "gpt"],
+        "export: a foreign checkpoint": ["export", str(torch_file), "--out", out],
+        "choose: a file": ["choose", str(text), "--budget", "1"],
+        "verify: a repository": ["verify", str(repository)],
+        "train: wrong ending": ["train", "nac", "--out", f"{out}.pt"],
+        "train: unknown field": ["train", "nac", "--out", f"{out}.safetensors", "--set", "dmi=8"],
+        "no such command": ["exprt", "nosuch"],
+        "predict --help": ["predict", "--help"],
+        "predict: no such folder": ["predict", "nosuch", image],
+        "predict: no artefact folder": ["predict", str(folder), image],
+        "classify: no such image": ["classify", "nosuch.png"],
+        "classify: an address that is none": ["classify", image, "--url", "http://127.0.0.1:8000"],
+        "convert: no such file": ["convert", "swin", "nosuch", "--out", out],
+        "repository: no such folder": ["repository", "nosuch", "--out", out],
+        "serve: no such folder": ["serve", "nosuch"],
+    }
+
+
+def answers(words: Sequence[str]) -> bool:
+    """Whether there is nothing wrong with a command line."""
+    return "--help" in words or list(words) == ["models"]
 
 
 def test_helps_and_refusals_import_nothing_slow(tmp_path):
-    benchmark = the_benchmark()
-    lines = benchmark.commands(tmp_path)
+    lines = commands(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", RUN],
         input=json.dumps([SLOW, lines]), capture_output=True, text=True, cwd=tmp_path,
@@ -52,9 +116,7 @@ def test_helps_and_refusals_import_nothing_slow(tmp_path):
     assert [what for what, (_, _, imported) in found.items() if imported][:1] == []
     for what, words in lines.items():
         code, told, _ = found[what]
-        assert code == (0 if benchmark.answers(words) else 2), f"{what}: {told}"
+        assert code == (0 if answers(words) else 2), f"{what}: {told}"
         # By the request's own fault, and not by a package that is missing.
         refused = "saccade: " in told and "pip install" not in told
-        assert benchmark.answers(words) or refused, told
-    measured = json.loads((ROOT / "benchmarks" / "results" / "startup.json").read_text())
-    assert list(measured["cpu_seconds"]) == sorted(lines)
+        assert answers(words) or refused, told
