@@ -16,6 +16,7 @@ SLOW = (
     "torch", "onnx", "onnxruntime", "onnxscript", "sklearn", "scipy", "matplotlib",
     "tritonclient", "grpc", "pyarrow", "tensorrt_rtx",
 )  # fmt: skip
+IMAGE = str(ROOT / "docs" / "examples" / "seven.png")
 # One process for all of them: what one imports, those behind it have too, so that the first
 # that imports something is the one that is named.
 RUN = """
@@ -40,11 +41,9 @@ def commands(place: Path) -> dict[str, list[str]]:
     text, folder, out = place / "text.txt", place / "folder", str(place / "out")
     text.write_text("no checkpoint")
     folder.mkdir()
-    torch_file, repository = place / "vit_b32.pt", place / "repository"
-    torch_file.write_bytes(b"PK\x03\x04" + bytes(100))
-    repository.mkdir()
+    (torch_file := place / "vit_b32.pt").write_bytes(b"PK\x03\x04" + bytes(100))
+    (repository := place / "repository").mkdir()
     (repository / "saccade.json").write_text("{}")
-    image = str(ROOT / "docs" / "examples" / "seven.png")
     export = ["export", "shipped:digits-sum", "--out", out]
     return {
         "--help": ["--help"],
@@ -90,10 +89,10 @@ def commands(place: Path) -> dict[str, list[str]]:
         "train: unknown field": ["train", "nac", "--out", f"{out}.safetensors", "--set", "dmi=8"],
         "no such command": ["exprt", "nosuch"],
         "predict --help": ["predict", "--help"],
-        "predict: no such folder": ["predict", "nosuch", image],
-        "predict: no artefact folder": ["predict", str(folder), image],
+        "predict: no such folder": ["predict", "nosuch", IMAGE],
+        "predict: no artefact folder": ["predict", str(folder), IMAGE],
         "classify: no such image": ["classify", "nosuch.png"],
-        "classify: an address that is none": ["classify", image, "--url", "http://127.0.0.1:8000"],
+        "classify: an address that is none": ["classify", IMAGE, "--url", "http://127.0.0.1:8000"],
         "convert: no such file": ["convert", "swin", "nosuch", "--out", out],
         "repository: no such folder": ["repository", "nosuch", "--out", out],
         "serve: no such folder": ["serve", "nosuch"],
