@@ -10,7 +10,6 @@ word tokens are wrong, the class token is wrong, both are wrong alone.
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 import torch
 
 matplotlib.use("Agg")
@@ -18,6 +17,7 @@ import matplotlib.pyplot as plt
 from claim_measures import grad_cams
 from claim_recipes import papers
 from claims import checkpoint
+from slot_pictures import shaded
 
 from saccade.models.checkpoint import load
 from saccade.models.data.scene_texts import scene_label
@@ -34,8 +34,7 @@ def main() -> None:
     """Draw the picture."""
     experiment = papers()["sot"].experiments["cam"]
     models = [load(checkpoint(experiment, arm, 0)).build().eval() for arm in TITLES]
-    side = models[0].config.height_px
-    drawn = scenes("test", SCENES, side_px=side, objects=(1, 1))
+    drawn = scenes("test", SCENES, side_px=models[0].config.height_px, objects=(1, 1))
     labels = torch.tensor([scene_label(objects) for objects in drawn.objects])
     with torch.inference_mode():
         right = [model(torch.from_numpy(drawn.images)).argmax(1) == labels for model in models]
@@ -51,14 +50,11 @@ def main() -> None:
     for axis, title in zip(axes[0], ("image", *TITLES.values()), strict=True):
         axis.set_title(title, fontsize=9)
     for row, (words, place) in zip(axes, rows, strict=True):
-        image = drawn.images[place] / 255
-        row[0].imshow(image)
+        row[0].imshow(drawn.images[place])
         row[0].set_ylabel(words, fontsize=8)
         for axis, model in zip(row[1:], models, strict=True):
             (cam,) = grad_cams(model, drawn.images[place : place + 1])
-            grown = np.kron(cam, np.ones((side // len(cam),) * 2)) / max(cam.max(), 1e-12)
-            # The image is darker where the class does not depend on it.
-            axis.imshow(image * (0.25 + 0.75 * grown[..., None]))
+            axis.imshow(shaded(drawn.images[place], cam))
         for axis in row:
             axis.set(xticks=[], yticks=[])
     figure.savefig(TARGET, dpi=110, metadata={"Software": None})

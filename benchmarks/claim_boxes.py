@@ -23,7 +23,13 @@ from saccade.models.vqa.training import answer_loss
 from saccade.models.word_tokens import WordVocabulary
 
 SIDE, CELLS, CELL, BOXES = 48, 6, 8, 4
+PIXELS = 3 * CELL**2  # numbers of a cell; a box also has its corners
 WORDS = WordVocabulary(QUESTION_WORDS)
+
+
+def scaled(pixels: np.ndarray) -> np.ndarray:
+    """Return pixels from -2 to 2."""
+    return pixels.astype(np.float32) / 64 - 2
 
 
 def features_of(drawn: Scenes) -> dict[str, Tensor]:
@@ -33,7 +39,7 @@ def features_of(drawn: Scenes) -> dict[str, Tensor]:
     """
     n = len(drawn.images)
     cells = drawn.images.reshape(n, CELLS, CELL, CELLS, CELL, 3).transpose(0, 1, 3, 2, 4, 5)
-    boxes = np.zeros((n, BOXES, CELL * CELL * 3 + 4), np.float32)
+    boxes = np.zeros((n, BOXES, PIXELS + 4), np.float32)
     counts = np.zeros(n, np.int64)
     for index, (image, mask) in enumerate(zip(drawn.images, drawn.masks, strict=True)):
         for own in range(1, len(drawn.objects[index]) + 1):
@@ -44,10 +50,10 @@ def features_of(drawn: Scenes) -> dict[str, Tensor]:
             object_px = Image.fromarray(image).crop(corners)
             cut = object_px.resize((CELL, CELL), Image.Resampling.BILINEAR)
             place = np.array(corners) / SIDE
-            boxes[index, counts[index]] = [*(np.asarray(cut).ravel() / 64 - 2), *place]
+            boxes[index, counts[index]] = [*scaled(np.asarray(cut).ravel()), *place]
             counts[index] += 1
     return {
-        "features": torch.from_numpy(cells.reshape(n, CELLS, CELLS, -1) / np.float32(64) - 2),
+        "features": torch.from_numpy(scaled(cells.reshape(n, CELLS, CELLS, PIXELS))),
         "sizes": torch.full((n, 2), CELLS),
         "boxes": torch.from_numpy(boxes),
         "box_count": torch.from_numpy(counts),
@@ -76,8 +82,13 @@ def answering(
 
     Source: Martins et al. 2021, section 3.2 and table 3.
     """
-    sizes = {"grid": (CELLS, CELLS), "feature_dim": 192, "boxes": BOXES, "box_dim": 196}
-    sizes |= {"answers": len(ANSWERS), "question_length": QUESTION_TOKENS, "tokens": len(WORDS)}
+    sizes = {"grid": (CELLS, CELLS), "feature_dim": PIXELS, "boxes": BOXES}
+    sizes |= {
+        "box_dim": PIXELS + 4,
+        "answers": len(ANSWERS),
+        "question_length": QUESTION_TOKENS,
+        "tokens": len(WORDS),
+    }
     given = {"features": "given", "words": QUESTION_WORDS, "dropout": 0.0, "seed": seed}
     config = VQAConfig(**sizes, **given, **set)
     drawn, rng = scenes("train", scenes_drawn, side_px=SIDE), np.random.default_rng(seed)

@@ -50,6 +50,15 @@ def chosen(of_text: np.ndarray, cosines: np.ndarray, texts: list[str]) -> dict[i
     return shown
 
 
+def shaded(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return an image that is darker where the weights are small.
+
+    Shapes: [s s 3] uint8, [n n] with n a divisor of s -> [s s 3], from 0 to 1.
+    """
+    grown = np.kron(weights, np.ones((len(image) // len(weights),) * 2))
+    return np.asarray(image / 255 * (0.25 + 0.75 * grown / max(weights.max(), 1e-12))[..., None])
+
+
 def main() -> None:
     """Draw the picture."""
     model = load(sys.argv[1] if len(sys.argv) > 1 else "shipped:sparo-shapes").build().eval()
@@ -64,10 +73,7 @@ def main() -> None:
     )
     for row, (slot, pairs) in zip(axes, shown.items(), strict=True):
         for axis, pair in zip(row, pairs, strict=True):
-            weights = of_image[pair, slot]
-            grown = np.kron(weights, np.ones((side // len(weights),) * 2)) / weights.max()
-            # The image is darker where the slot does not attend.
-            axis.imshow(drawn.images[pair] / 255 * (0.25 + 0.75 * grown[..., None]))
+            axis.imshow(shaded(drawn.images[pair], of_image[pair, slot]))
             axis.set(xticks=[], yticks=[])
             words = zip(texts[pair].split(), of_text[pair, slot], strict=False)
             marked = [rf"$\bf{{{word}}}$" if weight >= 0.2 else word for word, weight in words]

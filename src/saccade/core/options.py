@@ -24,7 +24,8 @@ class Options:
             try:
                 value = typed(kind, _plain(getattr(self, name)), f"{flag(name)}: ")
             except WrongValue as error:
-                raise SaccadeError(error.finding) from None
+                # Without the place in a list: whoever typed the value finds it by itself.
+                raise SaccadeError(f"{flag(name)}: {error.comparison}") from None
             object.__setattr__(self, name, value)
 
 

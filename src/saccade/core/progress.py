@@ -143,8 +143,11 @@ def _advance(label: str, total: float, report: Report | None) -> Advance:
 
 @contextmanager
 def _drawn(label: str, total: float) -> Iterator[Report | None]:
-    if is_quiet() or not sys.stderr.isatty():
-        yield None if is_quiet() else _lines()
+    if is_quiet():
+        yield None
+        return
+    if not sys.stderr.isatty():
+        yield _lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -97,12 +97,13 @@ Probability = Annotated[float, Range(0, 1, above=True, below=True)]
 class WrongValue(SaccadeError):
     """A value that its annotation does not allow; `expected` describes the allowed ones.
 
-    `finding` is the message without what to do about it.
+    `finding` is the message without what to do about it, `comparison` that without the place.
     """
 
     def __init__(self, where: str, value: Any, expected: str) -> None:
         self.expected = expected
-        self.finding = f"{where}found {value!r:.60}, expected {expected}."
+        self.comparison = f"found {value!r:.60}, expected {expected}."
+        self.finding = f"{where}{self.comparison}"
         super().__init__(f"{self.finding} {AGAIN}")
 
 
@@ -142,11 +143,7 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         count = 0 if arguments[-1] is Ellipsis else len(arguments)
         if not isinstance(value, list | tuple) or count not in (0, len(value)):
             raise WrongValue(where, value, words(kind))
-        # A reader of a file needs the place of a value; the value of an option is found by itself.
-        place = "" if where.startswith("--") else "[{}]: "
-        return tuple(
-            typed(arguments[0], item, where + place.format(i)) for i, item in enumerate(value)
-        )
+        return tuple(typed(arguments[0], item, f"{where}[{i}]: ") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):
             raise WrongValue(where, value, "an object")
